@@ -1,0 +1,46 @@
+# Every target sets up what it needs. From a clean clone: `make demo`, `make test`.
+PYTHON ?= python3
+VENV := .venv
+ENGINE := .venv-engine
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-engine check fix bench-overhead clean
+
+help:  ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+$(VENV)/ok: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(ENGINE)/ok: tests/engine/setup_env.sh tests/engine/requirements.txt pyproject.toml
+	PYTHON=$(PYTHON) tests/engine/setup_env.sh $(ENGINE)
+	@touch $@
+
+demo: $(VENV)/ok  ## Two simulated H200 servers, the router, a load that rises and falls (ARGS="--seconds 30")
+	$(VENV)/bin/crossover demo $(ARGS)
+
+test: $(VENV)/ok  ## Unit, property, contract and integration tests, in a few minutes
+	$(VENV)/bin/python -m pytest -m "not engine" $(ARGS)
+
+test-engine: $(VENV)/ok $(ENGINE)/ok  ## The real SGLang on the CPU: plugin, and router in front of two servers
+	$(ENGINE)/bin/python -m pytest -m engine tests/engine $(ARGS)
+
+check: $(VENV)/ok  ## Format, lint, types, import rules
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+fix: $(VENV)/ok  ## Format, and repair what the linter can
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench-overhead: $(VENV)/ok  ## Router CPU per request and per chunk beside sglang-router
+	$(VENV)/bin/python -m tests.bench.overhead $(ARGS)
+
+clean:  ## Remove both virtual environments
+	rm -rf $(VENV) $(ENGINE)

@@ -1,0 +1,1 @@
+"""Load client, engine model and simulated engine server, demo, results and plots."""

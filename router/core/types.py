@@ -1,0 +1,116 @@
+"""The nouns of steering. Everything here is a value: frozen, comparable, free of behaviour."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+
+class Role(StrEnum):
+    """What a server is: with speculative decoding, or without."""
+
+    SPEC = "spec"
+    BASE = "base"
+
+
+class Layout(StrEnum):
+    """Whether the servers' GPUs are the same ones or not."""
+
+    SHARED = "shared"
+    DISJOINT = "disjoint"
+
+
+class Phase(StrEnum):
+    """Where a request stands: before its first token, or after it."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Outcome(StrEnum):
+    """How an attempt ended. A closed set: metrics, logs and tests use these words."""
+
+    OK = "ok"
+    CLIENT_DISCONNECT = "client_disconnect"
+    UPSTREAM_ERROR = "upstream_error"
+    UPSTREAM_OVERLOAD = "upstream_overload"
+    TIMEOUT = "timeout"
+    REJECTED = "rejected"
+    TRUNCATED = "truncated"
+
+
+class Reason(StrEnum):
+    """Why a server was chosen. A closed set: it appears in a header, in logs and in metrics."""
+
+    BELOW_THRESHOLD = "below_threshold"
+    ABOVE_THRESHOLD = "above_threshold"
+    DWELL = "dwell"
+    FIXED = "fixed"
+    LEAST_INFLIGHT = "least_inflight"
+    SPLIT = "split"
+    ONLY_SERVER = "only_server"
+    CONTEXT_LENGTH = "context_length"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """One engine server as configured. `name` is unique; `gpus` are device indices, if known."""
+
+    name: str
+    role: Role
+    url: str
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestShape:
+    """What a request asks for, as far as its body tells.
+
+    `sequences` is n times the number of prompts; `prompt_tokens` is summed over the prompts and is an
+    estimate where only text was given; `max_tokens` is per sequence, None if the client set no limit.
+    """
+
+    sequences: int = 1
+    prompt_tokens: int = 0
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """One server's load by the router's own count, at the moment of a decision."""
+
+    name: str
+    role: Role
+    prefill_sequences: int = 0
+    decode_sequences: int = 0
+    prefill_tokens: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in flight, both phases."""
+        return self.prefill_sequences + self.decode_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The server chosen and why."""
+
+    server: str
+    reason: Reason
+
+
+class Policy(Protocol):
+    """Chooses one of the servers that can take the request.
+
+    Called once per attempt, synchronously, with at least one candidate; candidates keep the order of the
+    configuration. `now` is monotonic, in seconds. A policy may hold state, but reads no clock.
+    """
+
+    @property
+    def name(self) -> str:
+        """The word that selects it in the configuration."""
+        ...
+
+    def choose(self, shape: RequestShape, candidates: Sequence[ServerLoad], now: float) -> Decision:
+        """Return a decision whose server is one of `candidates`."""
+        ...
