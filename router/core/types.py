@@ -67,12 +67,14 @@ class RequestShape:
     """What a request asks for, as far as its body tells.
 
     `sequences` is n times the number of prompts; `prompt_tokens` is summed over the prompts and is an
-    estimate where only text was given; `max_tokens` is per sequence, None if the client set no limit.
+    estimate where only text was given; `max_tokens` is per sequence, None if the client set no limit;
+    `longest_prompt_tokens` is None where there is one prompt.
     """
 
     sequences: int = 1
     prompt_tokens: int = 0
     max_tokens: int | None = None
+    longest_prompt_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,8 @@ class Policy(Protocol):
     """Chooses one of the servers that can take the request.
 
     Called once per attempt, synchronously, with at least one candidate; candidates keep the order of the
-    configuration. `now` is monotonic, in seconds. A policy may hold state, but reads no clock.
+    configuration. `loads` are all servers, candidates or not: a server that is excluded for one attempt still
+    carries its load. `now` is monotonic, in seconds. A policy may hold state, but reads no clock.
     """
 
     @property
@@ -111,6 +114,22 @@ class Policy(Protocol):
         """The word that selects it in the configuration."""
         ...
 
-    def choose(self, shape: RequestShape, candidates: Sequence[ServerLoad], now: float) -> Decision:
+    @property
+    def mode(self) -> Role | None:
+        """The role that all requests go to now, None if the policy has no such mode."""
+        ...
+
+    @property
+    def switches(self) -> int:
+        """How often the mode has changed."""
+        ...
+
+    def choose(
+        self,
+        shape: RequestShape,
+        candidates: Sequence[ServerLoad],
+        loads: Sequence[ServerLoad],
+        now: float,
+    ) -> Decision:
         """Return a decision whose server is one of `candidates`."""
         ...

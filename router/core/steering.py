@@ -1,0 +1,83 @@
+"""From a request's shape to the server that takes it: who can, then who should.
+
+A server can take a request if it is up, is not excluded (it has just failed this very request), and
+its context holds prompt and answer. Two exceptions do the least harm: if no server is up, those
+that merely answer no probes are tried; if the request fits nowhere, it is sent as if it fitted,
+because the engine's own error is the honest answer. The policy then chooses among these candidates.
+"""
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from router.core.health import HealthState, ServerHealth
+from router.core.ledger import Ledger
+from router.core.types import Decision, Policy, Reason, RequestShape, ServerLoad, ServerSpec
+
+RECENT_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """A decision, when it was made (monotonic seconds), and the loads that it was made on."""
+
+    at: float
+    decision: Decision
+    loads: tuple[ServerLoad, ...]
+
+
+class Steering:
+    """The facade of the core: one synchronous call per attempt."""
+
+    def __init__(
+        self,
+        servers: Sequence[ServerSpec],
+        policy: Policy,
+        ledger: Ledger,
+        health: Mapping[str, ServerHealth],
+        recent_max: int = RECENT_MAX,
+    ) -> None:
+        missing = [server.name for server in servers if server.name not in health]
+        if missing:
+            raise ValueError(f"no health for: {', '.join(missing)}")
+        self.policy = policy
+        self.recent: deque[DecisionRecord] = deque(maxlen=recent_max)
+        self._ledger = ledger
+        self._health = health
+
+    def decide(
+        self, shape: RequestShape, now: float, exclude: Collection[str] = frozenset()
+    ) -> Decision | None:
+        """Choose a server that is not in `exclude`; None if there is none."""
+        loads = self._ledger.loads()
+        able = self._able(loads, exclude)
+        if not able:
+            return None
+        fitting = [load for load in able if self._fits(load.name, shape)] or able
+        decision = self.policy.choose(shape, fitting, loads, now)
+        if decision.reason is Reason.ONLY_SERVER and len(fitting) < len(able):
+            decision = replace(decision, reason=Reason.CONTEXT_LENGTH)
+        self.recent.append(DecisionRecord(now, decision, loads))
+        return decision
+
+    def _able(self, loads: Sequence[ServerLoad], exclude: Collection[str]) -> list[ServerLoad]:
+        for state in (HealthState.UP, HealthState.UNRESPONSIVE):
+            able = [
+                load
+                for load in loads
+                if load.name not in exclude and self._health[load.name].state is state
+            ]
+            if able:
+                return able
+        return []
+
+    def _fits(self, name: str, shape: RequestShape) -> bool:
+        context_length = self._health[name].context_length
+        if context_length is None:
+            return True
+        prompt_tokens = (
+            shape.prompt_tokens
+            if shape.longest_prompt_tokens is None
+            else shape.longest_prompt_tokens
+        )
+        return prompt_tokens + (shape.max_tokens or 0) <= context_length
