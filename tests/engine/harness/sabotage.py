@@ -1,0 +1,105 @@
+"""Ways to break the engine or the plugin, by name: a check that passes them all checks nothing."""
+
+from collections.abc import Callable
+from functools import partial
+
+DROP_HOOK = "drop-hook:"
+
+
+def apply_sabotage(name: str) -> None:
+    """Break this process; called before plugins are loaded."""
+    if name.startswith(DROP_HOOK):
+        drop_hook(name.removeprefix(DROP_HOOK))
+    else:
+        SABOTAGE[name]()
+
+
+def drop_hook(target: str) -> None:
+    """Lose one of the plugin's hooks, as SGLang does when it fails to apply one: it logs that and goes on."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    register = HookRegistry.register
+
+    def register_others(name, *args, **kwargs):
+        if name != target:
+            register(name, *args, **kwargs)
+
+    HookRegistry.register = register_others
+
+
+def leak_kv_slot() -> None:
+    """The fifth release of KV slots forgets one of them."""
+    from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
+
+    free, calls = TokenToKVPoolAllocator.free, [0]
+
+    def forgetful(self, slots):
+        calls[0] += len(slots) > 0
+        free(self, slots[:-1] if calls[0] == 5 and len(slots) else slots)
+
+    TokenToKVPoolAllocator.free = forgetful
+
+
+def accept_any_child() -> None:
+    """Greedy verification accepts the first child whatever the target says."""
+    import sgl_kernel
+
+    verify = sgl_kernel.verify_tree_greedy
+
+    def credulous(*, candidates, target_predict, retrive_next_token, **others):
+        target_predict = target_predict.clone().view(candidates.shape)
+        for row, child in enumerate(retrive_next_token[:, 0].tolist()):
+            if child != -1:
+                target_predict[row, 0] = candidates[row, child]
+        verify(
+            candidates=candidates,
+            target_predict=target_predict,
+            retrive_next_token=retrive_next_token,
+            **others,
+        )
+
+    sgl_kernel.verify_tree_greedy = credulous
+
+
+def show_whole_tree() -> None:
+    """Every node of the tree attends to every other."""
+    import sgl_kernel
+
+    build = sgl_kernel.build_tree_kernel_efficient
+
+    def unmasked(parent_list, selected_index, verified_seq_len, tree_mask, *others):
+        build(parent_list, selected_index, verified_seq_len, tree_mask, *others)
+        tree_mask.fill_(True)
+
+    sgl_kernel.build_tree_kernel_efficient = unmasked
+
+
+def forget_draft_hidden_states(worker: str, method: str) -> None:
+    """The draft extend after a decode step sees zeros instead of the target's hidden states."""
+    import importlib
+
+    module, name = worker.rsplit(".", 1)
+    owner = getattr(importlib.import_module(module), name)
+    extend = getattr(owner, method)
+
+    def blind(self, batch, *others):
+        batch.spec_info.hidden_states = torch_zeros_like(batch.spec_info.hidden_states)
+        return extend(self, batch, *others)
+
+    setattr(owner, method, blind)
+
+
+def torch_zeros_like(tensor):
+    return tensor * 0
+
+
+SABOTAGE: dict[str, Callable[[], None]] = {
+    "leak-kv-slot": leak_kv_slot,
+    "accept-any-child": accept_any_child,
+    "show-whole-tree": show_whole_tree,
+    "blind-draft": partial(
+        forget_draft_hidden_states,
+        "sglang.srt.speculative.eagle_worker.EAGLEWorker",
+        "forward_draft_extend_after_decode",
+    ),
+}

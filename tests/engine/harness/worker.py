@@ -1,0 +1,66 @@
+"""Runs jobs, each in a fork of this process, which has imported SGLang once: `python -m ... MODELS_FOLDER`.
+
+One JSON job a line comes in; one JSON answer a line goes out: for every case a result or the error's text. A
+fork keeps what SGLang and its plugins hold per process from leaking between jobs. Everything that SGLang
+prints goes to stderr.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from tests.engine.harness.sabotage import apply_sabotage
+from tests.engine.harness.scenario import Job
+from tests.engine.harness.scheduling import Conversation, build_scheduler
+
+
+def run_job(job: Job, models: Path) -> list[dict[str, Any]]:
+    """Run the cases in order; after a failure the rest get a scheduler of their own."""
+    os.environ.update(job.environment)
+    if job.sabotage:
+        apply_sabotage(job.sabotage)
+    answers: list[dict[str, Any]] = []
+    scheduler = None
+    for case in job.cases:
+        try:
+            scheduler = scheduler or build_scheduler(job.engine, models)
+            answers.append({"result": Conversation(scheduler, case).run().dump()})
+        except BaseException:  # a refusal exits the process: that is an answer, too
+            scheduler = None
+            answers.append({"error": traceback.format_exc()})
+    return answers
+
+
+def run_forked(job: Job, models: Path) -> list[dict[str, Any]]:
+    """Run the job in a child process; what it does to its process stays there."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        with os.fdopen(writing, "w") as pipe:
+            json.dump(run_job(job, models), pipe)
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return json.loads(text)
+    return [{"error": f"the engine process ended with status {status}"} for _ in job.cases]
+
+
+def serve(jobs: TextIO, answers: TextIO, models: Path) -> None:
+    """Answer jobs until the input ends."""
+    for line in jobs:
+        answers.write(json.dumps(run_forked(Job.load(json.loads(line)), models)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    protocol = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, protocol, Path(sys.argv[1]))
