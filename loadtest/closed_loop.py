@@ -1,5 +1,4 @@
-"""An engine model in a closed loop, in virtual time: how the H200 models are compared with their
-measurements.
+"""An engine model in a closed loop, in virtual time: how it is compared with measurements.
 
 As in the measurement: `concurrency` workers start together, each sends its next request when the
 last has ended, and the rate is all output tokens over the whole time, the prefill burst at the
@@ -53,8 +52,7 @@ def mean_rate_tok_s(
 def derive_points(
     params: EngineParams, rates_tok_s: Seq[float], rng: Rng, iterations: int = 12
 ) -> tuple[tuple[int, float], ...]:
-    """Return the step times, at the batches of `params`, with which closed loops run at
-    `rates_tok_s`.
+    """Return the step times with which closed loops run at `rates_tok_s`.
 
     A fixed point: each step time is scaled by what the loop at its batch size was too fast or too
     slow.

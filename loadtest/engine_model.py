@@ -7,7 +7,7 @@ and says how long it takes; `end` applies it. Between the two the caller lets th
 wall clock or a simulated one, and may submit and abort.
 
     prefill pass:  prefill_pass_s + prefill_token_s * tokens
-    decode step:   step_s(batch) + kv_token_s * (context tokens of the batch - batch * REFERENCE_CONTEXT_TOKENS)
+    decode step:   step_s(batch) + kv_token_s * (context tokens - batch * REFERENCE_CONTEXT_TOKENS)
 
 KV slots limit admission: a request enters if its prompt and all tokens it may generate fit beside
 what the running ones hold and NEW_TOKEN_RATIO of what they may still generate. If a decode step
@@ -40,9 +40,7 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence to generate. `key` is the caller's; `cached_tokens` of the prompt need no
-    prefill.
-    """
+    """One sequence to generate. `key` is the caller's; `cached_tokens` need no prefill."""
 
     prompt_tokens: int
     max_tokens: int
@@ -86,8 +84,7 @@ class QueueFullError(Exception):
 
 
 class Gpu:
-    """The GPUs of one or more engines. While several have work, each gets about its part of the
-    speed.
+    """The GPUs of one or more engines, each at its part of the speed while several have work.
 
     Two servers on one H200, each against itself alone at the same load, kept 0.45 to 0.64 of their
     rate, 0.53 on average and whatever the other's load: a little more than the half, since one
@@ -175,9 +172,7 @@ class Engine:
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence: at once if it waits, at the end of the step that it is in or that comes
-        next if it runs.
-        """
+        """End a sequence: at once if it waits, with the step under way or the next if it runs."""
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
             sequence.state = State.ABORTED
@@ -185,7 +180,7 @@ class Engine:
             sequence.aborting = True
 
     def begin(self) -> float | None:
-        """Start the next step and return its duration in seconds; None if there is nothing to do."""
+        """Start the next step; return its duration in seconds, None if there is nothing to do."""
         if self._pass is not None:
             raise RuntimeError("a step is under way")
         chunks = self._admit() if self.waiting or self._partial else []
@@ -215,7 +210,7 @@ class Engine:
         return Step(Work.DECODE, current.duration_s, emitted, ended)
 
     def _mode(self) -> DecodeMode:
-        """Return how the next step decodes. An engine that changes its mode by step decides here."""
+        """Return how the next step decodes. An engine that changes its mode decides here."""
         return self.params.decode
 
     def _decode_s(self) -> float:
@@ -228,7 +223,7 @@ class Engine:
         return max(table[batch] + extra_s, table[batch] / 2)
 
     def _admit(self) -> list[tuple[Sequence, int]]:
-        """Take sequences off the queue, oldest first, as far as slots, KV and the pass's tokens go."""
+        """Take sequences off the queue in order, as far as places, KV and the pass's tokens go."""
         params = self.params
         budget = params.prefill_pass_tokens
         chunks: list[tuple[Sequence, int]] = []

@@ -19,8 +19,7 @@ class Rng(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How many tokens one speculative step yields for one request, the bonus token included: 1 to
-    `longest`.
+    """Tokens that one speculative step yields for one request, bonus included: 1 to `longest`.
 
     Each draft token of the accepted path is accepted with a probability of the request's own, such
     that requests' mean lengths spread evenly over `mean * (1 - spread)` to `mean * (1 + spread)`,
@@ -56,8 +55,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class DecodeMode:
-    """One way to decode: its step time by batch size, what a step yields, and the KV slots it
-    needs.
+    """One way to decode: its step time by batch size, what a step yields, its KV slots.
 
     `points` are (batch, seconds), batch ascending; between them time is linear, beyond the last the
     last slope goes on. `acceptance` None: one token a step.
@@ -77,8 +75,8 @@ class DecodeMode:
 
 @dataclass(frozen=True, slots=True)
 class EngineParams:
-    """One engine model. `source` says where its numbers come from; `interpolated` marks those not
-    measured.
+    """One engine model. `source` says where its numbers come from, `interpolated` that it is drawn
+    through points.
     """
 
     name: str

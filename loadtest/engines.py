@@ -1,5 +1,4 @@
-"""The engine models by name: four measured on one H200, two drawn through published points of an
-8-GPU node.
+"""The engine models by name: four measured on one H200, two drawn through published points.
 
 Step times of the H200 models come from two measurements of SGLang 0.5.12.post1 (256 tokens in and
 out, Llama-3-8B shape, simulated accept length 2.2). Start: the decode-only rates of the server's
@@ -67,8 +66,7 @@ def _h200_spec(
 def _field(
     name: str, base_ms: float, slope_ms: float, acceptance: Acceptance | None
 ) -> EngineParams:
-    """A line through published whole-node figures: base + slope * n milliseconds per token at n
-    requests.
+    """A line through whole-node figures: base + slope * n milliseconds per token at n requests.
 
     The figures hold their prefill, whose cost nobody published; it is left out rather than counted
     twice.
@@ -76,7 +74,7 @@ def _field(
     length = acceptance.mean if acceptance else 1.0
     return EngineParams(
         name=name,
-        source="interpolated: a line through three published points of 8x RTX PRO 6000, a 200B-class model",
+        source="interpolated: a line through published points of 8x RTX PRO 6000",
         interpolated=True,
         decode=DecodeMode(
             tuple((n, (base_ms + slope_ms * n) * length / 1e3) for n in (1, 256)),

@@ -83,7 +83,7 @@ class Driver:
         self._wake()
 
     def abort(self, outputs: Iterable[Output], tell: bool = False) -> None:
-        """Take sequences out of the engine; `tell` ends their replies with the finish reason abort."""
+        """Take sequences out of the engine; `tell` ends their replies with the reason abort."""
         for output in outputs:
             if self.by_rid.get(output.ask.rid) is not output:
                 continue
@@ -95,9 +95,7 @@ class Driver:
                 self._ended(output.sequence, self.now())
 
     def abort_matching(self, rid: str, everything: bool = False) -> None:
-        """Abort as SGLang does: nothing unless `rid` is live, and then all sequences that it is a
-        prefix of.
-        """
+        """Abort all sequences that `rid` is a prefix of, but as SGLang does, only if it is live."""
         if everything or rid in self.by_rid:
             live = [
                 out for out in self.by_rid.values() if everything or out.ask.rid.startswith(rid)

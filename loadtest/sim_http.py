@@ -1,5 +1,4 @@
-"""HTTP/1.1 for the simulated engine, on the event loop's own protocol: one write per event, no task
-per request.
+"""HTTP/1.1 for the simulated engine: one write per event, no task per request.
 
 Requests on a connection are answered one after the other; what a client sends ahead is kept back, a
 few at most.
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 import orjson
@@ -135,9 +134,9 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(WRITE_BUFFER_MAX_BYTES)
+        # uvloop's transports are none of asyncio's classes.
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(WRITE_BUFFER_MAX_BYTES)
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002, D102

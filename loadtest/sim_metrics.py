@@ -10,11 +10,12 @@ from loadtest.engine_model import Engine
 
 _TTFT_BUCKETS_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 _ITL_BUCKETS_S = (
-    0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060, 0.080, 0.100, 0.200, 0.400,
-    0.600, 0.800, 1.000, 2.000, 4.000, 6.000, 8.000,
+    0.002, 0.004, 0.006, 0.008, 0.010, 0.015, 0.020, 0.025, 0.030, 0.035, 0.040, 0.060,
+    0.080, 0.100, 0.200, 0.400, 0.600, 0.800, 1.000, 2.000, 4.000, 6.000, 8.000,
 )  # fmt: skip
 _E2E_BUCKETS_S = (
-    0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400,
+    0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400, 600,
+    1200, 1800, 2400,
 )  # fmt: skip
 
 
@@ -66,9 +67,7 @@ class Metrics:
 
 
 def accept_length(engine: Engine) -> float | None:
-    """Return the mean tokens a speculative step has given a request; None without speculation or
-    steps.
-    """
+    """Return the mean tokens of a speculative step; None without speculation or steps."""
     totals = engine.totals
     if not engine.params.speculative or not totals.sequence_steps:
         return None

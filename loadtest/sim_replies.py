@@ -50,9 +50,7 @@ class Channel(Protocol):
 
 
 class Output:
-    """One sequence of a call: what the client asked, where the engine stands, how much has been
-    sent.
-    """
+    """One sequence of a call: what was asked, where the engine stands, how much is sent."""
 
     __slots__ = ("arrived_at", "ask", "last_at", "reply", "sent_tokens", "sequence", "told")
 
@@ -115,6 +113,7 @@ class Reply:
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
+    """Return the usage object of these counts."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -125,12 +124,14 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
 
 
 def text_of(output: Output) -> orjson.Fragment:
+    """Return all the text of an output so far, as a JSON string."""
     return orjson.Fragment(
         b'"' + tape().text(output.ask.start, output.sequence.output_tokens) + b'"'
     )
 
 
 def meta_info(output: Output, now: float) -> dict[str, Any]:
+    """Return what /generate says about an output beside its text."""
     sequence = output.sequence
     meta: dict[str, Any] = {
         "id": output.ask.rid,

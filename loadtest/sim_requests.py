@@ -1,6 +1,4 @@
-"""Request bodies of the simulated engine, as SGLang reads them: into a Call, or refused as SGLang
-refuses.
-"""
+"""Request bodies of the simulated engine: read into a Call, or refused, as SGLang does it."""
 
 import uuid
 from dataclasses import dataclass
@@ -40,9 +38,7 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One sequence asked for. `start` is the place of its reply on the tape, `matched_stop` ends it
-    early.
-    """
+    """One sequence asked for. `start` is where its reply begins on the tape."""
 
     rid: str
     index: int
@@ -55,9 +51,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request: what to generate and in which shape to answer. `parts` is n times the number of
-    prompts.
-    """
+    """One request: what to generate and in which shape to answer. `asks` is n per prompt."""
 
     api: Api
     model: str
@@ -208,9 +202,7 @@ def _content(message: object) -> str:
 
 
 def _rids(rid: object, batch: int | None, n: int) -> list[str]:
-    """Return an id for every sequence: the client's where it named a single one, and new ones for n
-    > 1.
-    """
+    """Return an id for every sequence: the client's own, but new ones for n > 1."""
     prompts = 1 if batch is None else batch
     if n > 1 or rid is None:
         return [uuid.uuid4().hex for _ in range(prompts * n)]
@@ -233,7 +225,8 @@ def _check_length(
     if max_tokens is not None and prompt_tokens + max_tokens > context_tokens:
         raise _bad_request(
             api,
-            f"Requested token count exceeds the model's maximum context length of {context_tokens} tokens. "
-            f"You requested a total of {prompt_tokens + max_tokens} tokens: {prompt_tokens} of the input and "
-            f"{max_tokens} for the completion.",
+            "Requested token count exceeds the model's maximum context length of "
+            f"{context_tokens} tokens. You requested a total of {prompt_tokens + max_tokens} "
+            f"tokens: {prompt_tokens} tokens from the input messages and {max_tokens} tokens for "
+            "the completion.",
         )

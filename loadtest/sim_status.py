@@ -1,6 +1,4 @@
-"""What the simulated engine says about itself: loads, server and model information, in SGLang's
-fields.
-"""
+"""What the simulated engine says about itself, in SGLang's fields: loads, server, model."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -58,9 +56,7 @@ def loads(driver: Driver, include: str | None = None) -> dict[str, Any]:
 
 
 def server_info(driver: Driver, model_name: str) -> dict[str, Any]:
-    """Return /server_info, with the simulation's own field `simulation`: which model it is and how
-    it keeps up.
-    """
+    """Return /server_info; its field `simulation` says which model this is and if it keeps up."""
     engine, lag = driver.engine, driver.lag
     acceptance = engine.params.decode.acceptance
     return {

@@ -85,7 +85,7 @@ class StreamReply(Reply):
 
 
 class OpenAIStream(StreamReply):
-    """Chat and completion chunks. What a chunk of an output begins and ends with is prepared once."""
+    """Chat and completion chunks. What a chunk begins and ends with is prepared once."""
 
     def __init__(self, call: Call, channel: Channel, now: float) -> None:
         super().__init__(call, channel, now)
@@ -186,9 +186,7 @@ class OpenAIStream(StreamReply):
 
 
 class GenerateStream(StreamReply):
-    """SGLang's own stream: each event holds all text and ids so far. Its head does not wait for a
-    token.
-    """
+    """SGLang's own stream: each event holds all so far, and the head waits for no token."""
 
     def _write(self, output: Output) -> None:
         total = output.sequence.output_tokens

@@ -17,135 +17,21 @@ PERIOD_TOKENS = 8192
 STRETCH_TOKENS = 8192
 
 _PROSE = tuple(
-    [
-        "the",
-        "of",
-        "and",
-        "to",
-        "in",
-        "a",
-        "is",
-        "that",
-        "for",
-        "it",
-        "as",
-        "was",
-        "with",
-        "on",
-        "be",
-        "by",
-        "at",
-        "which",
-        "this",
-        "from",
-        "are",
-        "or",
-        "an",
-        "not",
-        "have",
-        "they",
-        "had",
-        "were",
-        "one",
-        "all",
-        "their",
-        "but",
-        "there",
-        "been",
-        "when",
-        "who",
-        "will",
-        "more",
-        "no",
-        "if",
-        "out",
-        "so",
-        "said",
-        "what",
-        "up",
-        "its",
-        "about",
-        "into",
-        "than",
-        "them",
-        "can",
-        "only",
-        "other",
-        "new",
-        "some",
-        "could",
-        "time",
-        "these",
-        "two",
-        "may",
-        "then",
-        "do",
-        "first",
-        "any",
-        "my",
-        "now",
-        "such",
-        "like",
-        "our",
-        "over",
-        "man",
-        "me",
-        "even",
-        "most",
-        "made",
-        "after",
-        "also",
-        "did",
-        "many",
-        "before",
-        "must",
-        "through",
-        "back",
-        "years",
-        "where",
-        "much",
-        "your",
-        "way",
-        "well",
-        "down",
-        "should",
-        "because",
-        "each",
-        "just",
-        "those",
-        "people",
-        "how",
-        "too",
-        "little",
-        "state",
-        "good",
-        "very",
-        "make",
-        "world",
-        "still",
-        "own",
-        "see",
-        "men",
-        "work",
-        "long",
-        "get",
-        "here",
-        "between",
-        "both",
-        "latency",
-        "throughput",
-        "request",
-        "server",
-        "decoding",
-        "speculative",
-        "measurement",
-        "understanding",
-        "architecture",
-    ]
+    """
+    the of and to in a is that for it as was with on be by at which this from are or an not
+    have they had were one all their but there been when who will more no if out so said what
+    up its about into than them can only other new some could time these two may then do first
+    any my now such like our over man me even most made after also did many before must
+    through back years where much your way well down should because each just those people how
+    too little state good very make world still own see men work long get here between both
+    latency throughput request server decoding speculative measurement understanding
+    architecture
+    """.split()  # noqa: SIM905
 )
 _CODE = (
-    "(", ")", "():\n", "\n    ", "\n        ", " =", " ==", " return", " if", " for", " in", " def", " self", ".",
-    ",", ' "', '"', "[", "]", " None", " +", " 0", " 1", "_id", "_name", " len", " range", " not", ":", "\\n", " #",
+    "(", ")", "():\n", "\n    ", "\n        ", " =", " ==", " return", " if", " for", " in",
+    " def", " self", ".", ",", " \"", "\"", "[", "]", " None", " +", " 0", " 1", "_id", "_name",
+    " len", " range", " not", ":", "\\n", " #",
 )  # fmt: skip
 _CHINESE = (
     "的一是在不了有和人这中大为上个国我以要他时来用们生到作地于出就分对成会可主发年动同工也能下"
@@ -204,9 +90,7 @@ class Tape:
 
 @cache
 def tape() -> Tape:
-    """Return the one tape: every engine says the same to the same prompt, as greedy engines of one
-    model do.
-    """
+    """Return the one tape: engines of one model say the same to the same prompt."""
     return Tape()
 
 
@@ -216,5 +100,5 @@ def start_of(prompt: bytes, index: int = 0) -> int:
 
 
 def count_tokens(text: str) -> int:
-    """Estimate the tokens of a prompt: its words, or a token for six bytes where it has no words."""
+    """Estimate the tokens of a prompt: its words, or a token for six bytes if those are more."""
     return max(1, len(text.split()), len(text.encode()) // 6)
