@@ -1,4 +1,6 @@
-"""The engine tests' shared pieces: a tiny model, and processes that run SGLang's scheduler on it."""
+"""The engine tests' shared pieces: a tiny model, and processes that run SGLang's scheduler on
+it.
+"""
 
 import subprocess
 import sys
@@ -24,10 +26,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def laboratory(
     models: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Laboratory]:
-    """Runs engine jobs; begins with those that the collected tests are parametrized with, in their order."""
+    """Runs engine jobs; begins with those that the collected tests are parametrized with, in
+    their order.
+    """
     with Laboratory(models, tmp_path_factory.mktemp("workers")) as laboratory:
         for item in request.session.items:
-            for value in getattr(item, "callspec", None).params.values() if hasattr(item, "callspec") else ():
-                if isinstance(value, Job):
-                    laboratory.begin(value)
+            for job in item.callspec.params.values() if hasattr(item, "callspec") else ():
+                if isinstance(job, Job):
+                    laboratory.begin(job)
         yield laboratory

@@ -18,8 +18,12 @@ WORKERS = 2
 
 
 def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Environment of every process that runs SGLang: on the CPU, one thread, no settings of the caller's."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
+    """Environment of every process that runs SGLang: on the CPU, one thread, no settings of the
+    caller's.
+    """
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")
+    }
     return {
         **inherited,
         "PYTHONPATH": f"{CPU_ENGINE}:{ROOT}",

@@ -15,7 +15,9 @@ def apply_sabotage(name: str) -> None:
 
 
 def drop_hook(target: str) -> None:
-    """Lose one of the plugin's hooks, as SGLang does when it fails to apply one: it logs that and goes on."""
+    """Lose one of the plugin's hooks, as SGLang does when it fails to apply one: it logs that
+    and goes on.
+    """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     register = HookRegistry.register

@@ -1,4 +1,6 @@
-"""What a run of the engine is asked and what it answers: values, without SGLang, that travel as JSON."""
+"""What a run of the engine is asked and what it answers: values, without SGLang, that travel as
+JSON.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -63,8 +65,8 @@ SPECULATIVE = (TREE, DEEP_TREE, CHAIN_V1, CHAIN_V1_PAGED, CHAIN_V2, CHAIN_V2_PAG
 class Request:
     """One request; `at` and `abort_at` count iterations of the scheduler's loop within the case.
 
-    A request that `follows` another is the next turn of its conversation: it arrives when that one has ended,
-    and its prompt continues that one's prompt and output.
+    A request that `follows` another is the next turn of its conversation: it arrives when that one
+    has ended, and its prompt continues that one's prompt and output.
     """
 
     prompt: Sequence[int]
@@ -87,7 +89,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Output:
-    """One request's answer. `steps` are (tokens output before the step, tokens the step added), decode only."""
+    """One request's answer. `steps` are (tokens output before the step, tokens the step added),
+    decode only.
+    """
 
     tokens: list[int]
     finish: str
@@ -101,7 +105,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Accounting:
-    """What the idle engine holds that neither its free list nor its prefix cache owns; `CLEAN` is right."""
+    """What the idle engine holds that neither its free list nor its prefix cache owns; `CLEAN`
+    is right.
+    """
 
     pages_lost: int = 0
     pages_owned_twice: int = 0
@@ -114,7 +120,9 @@ CLEAN = Accounting()
 
 @dataclass(frozen=True)
 class CaseResult:
-    """All requests of a case in order, the decode batch size of each step, and what the engine still held."""
+    """All requests of a case in order, the decode batch size of each step, and what the engine
+    still held.
+    """
 
     outputs: list[Output]
     iterations: int
@@ -163,7 +171,11 @@ class Job:
     def load(cls, value: Mapping[str, Any]) -> "Job":
         """Build from what `dump` returned, after a trip through JSON."""
         cases = [
-            Case(case["name"], [Request(**request) for request in case["requests"]], case["flush_first"])
+            Case(
+                case["name"],
+                [Request(**request) for request in case["requests"]],
+                case["flush_first"],
+            )
             for case in value["cases"]
         ]
         return cls(Engine(**value["engine"]), cases, value["environment"], value["sabotage"])

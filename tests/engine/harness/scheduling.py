@@ -1,7 +1,7 @@
 """Drives SGLang's real `Scheduler` event loop in this process: scripted arrivals in, outputs out.
 
-Only the two ends of the loop are replaced: what it receives, and what it sends to the detokenizer. Needs
-`tests/engine/cpu` on PYTHONPATH.
+Only the two ends of the loop are replaced: what it receives, and what it sends to the detokenizer.
+Needs `tests/engine/cpu` on PYTHONPATH.
 """
 
 import os
@@ -24,7 +24,15 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
-from tests.engine.harness.scenario import DEFAULTS, Accounting, Case, CaseResult, Engine, Output, Request
+from tests.engine.harness.scenario import (
+    DEFAULTS,
+    Accounting,
+    Case,
+    CaseResult,
+    Engine,
+    Output,
+    Request,
+)
 
 CASE_LIMIT_S = 180.0
 IDLE_ITERATIONS = 3  # at the end of a case, so that the scheduler's own idle checks run
@@ -124,7 +132,11 @@ class Conversation:
         if request.follows is None:
             return list(request.prompt)
         earlier = self._case.requests[request.follows]
-        return [*self._prompt(earlier), *self._collected[request.follows]["tokens"], *request.prompt]
+        return [
+            *self._prompt(earlier),
+            *self._collected[request.follows]["tokens"],
+            *request.prompt,
+        ]
 
     def _tokenized(self, index: int, request: Request) -> TokenizedGenerateReqInput:
         sampling = SamplingParams(
@@ -181,7 +193,9 @@ class Conversation:
         self._open.remove(index)
 
     def _observe(self, process: Any, batch: Any, result: Any) -> None:
-        """Count the tokens that each step adds: of v1 they appear during the step, of v2 right here."""
+        """Count the tokens that each step adds: of v1 they appear during the step, of v2 right
+        here.
+        """
         decode = batch.forward_mode.is_decode()
         requests = [request for request in batch.reqs if not (decode and self._ended(request))]
         process(self._scheduler, batch, result)

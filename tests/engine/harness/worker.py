@@ -1,8 +1,9 @@
-"""Runs jobs, each in a fork of this process, which has imported SGLang once: `python -m ... MODELS_FOLDER`.
+"""Runs jobs, each in a fork of this process, which has imported SGLang once: `python -m ...
+MODELS_FOLDER`.
 
-One JSON job a line comes in; one JSON answer a line goes out: for every case a result or the error's text. A
-fork keeps what SGLang and its plugins hold per process from leaking between jobs. Everything that SGLang
-prints goes to stderr.
+One JSON job a line comes in; one JSON answer a line goes out: for every case a result or the
+error's text. A fork keeps what SGLang and its plugins hold per process from leaking between jobs.
+Everything that SGLang prints goes to stderr.
 """
 
 import json

@@ -1,14 +1,18 @@
 """Torch stand-ins, for speed only, under SGLang's own Triton attention backend.
 
-The Triton kernels of the same names give the same tokens in the interpreter, some forty times slower. All
-metadata (index pointers, slot numbers, masks) is still computed by SGLang.
+The Triton kernels of the same names give the same tokens in the interpreter, some forty times
+slower. All metadata (index pointers, slot numbers, masks) is still computed by SGLang.
 """
 
 import torch
 
 
 def _attend(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, visible: torch.Tensor | None
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    visible: torch.Tensor | None,
 ) -> torch.Tensor:
     """[q, heads, dim] x [k, kv heads, dim] -> [q, heads, dim]; `visible` is [q, k], None: all."""
     repeats = queries.shape[1] // keys.shape[1]
@@ -21,7 +25,12 @@ def _attend(
 
 
 def _refuse_what_is_not_modelled(logit_cap, sinks, xai_temperature_len, k_scale, v_scale) -> None:
-    if logit_cap or sinks is not None or xai_temperature_len > 0 or (k_scale, v_scale) != (1.0, 1.0):
+    if (
+        logit_cap
+        or sinks is not None
+        or xai_temperature_len > 0
+        or (k_scale, v_scale) != (1.0, 1.0)
+    ):
         raise NotImplementedError("the CPU attention of the tests has no such feature")
 
 
@@ -77,7 +86,9 @@ def extend_attention_fwd(
     window_kv_offsets=None,
     xai_temperature_len=-1,
 ) -> None:
-    """Several new queries per request: the cached prefix, then the new tokens causally or by the tree's mask."""
+    """Several new queries per request: the cached prefix, then the new tokens causally or by the
+    tree's mask.
+    """
     _refuse_what_is_not_modelled(logit_cap, sinks, xai_temperature_len, k_scale, v_scale)
     if sliding_window_size > 0:
         raise NotImplementedError("the CPU attention of the tests has no sliding window")
@@ -106,8 +117,9 @@ def extend_attention_fwd(
 class DraftKvIndices:
     """`generate_draft_decode_kv_indices`, called as a Triton kernel is: `kernel[grid](...)`.
 
-    Interpreted, this one index kernel would take two thirds of a tree step. For draft step i it lists, per
-    request and branch, the slots of the context and of the branch's first i + 1 draft tokens.
+    Interpreted, this one index kernel would take two thirds of a tree step. For draft step i it
+    lists, per request and branch, the slots of the context and of the branch's first i + 1 draft
+    tokens.
     """
 
     def __getitem__(self, grid):

@@ -1,4 +1,6 @@
-"""What must differ on a CPU, as a table: module of SGLang -> what to do before and after its import."""
+"""What must differ on a CPU, as a table: module of SGLang -> what to do before and after its
+import.
+"""
 
 import os
 import sys
@@ -47,7 +49,9 @@ def withdraw_torchvision(_: types.ModuleType) -> None:
 
 
 def skip_image_processors(module: types.ModuleType) -> None:
-    """Without torchvision, transformers' placeholder raises when configurations register with it."""
+    """Without torchvision, transformers' placeholder raises when configurations register with
+    it.
+    """
     module.register_image_processor = lambda *args, **kwargs: None
 
 
@@ -77,6 +81,13 @@ def use_sampling_ops(module: types.ModuleType) -> None:
 def use_sampling_and_cache_ops(module: types.ModuleType) -> None:
     use_sampling_ops(module)
     module._is_cuda = True  # assign_extend_cache_locs_func has no CPU branch
+
+
+def apply_grammar_masks(module: types.ModuleType) -> None:
+    """SGLang has a torch version of this, which it uses for one other device only."""
+    module.XGrammarGrammar.apply_vocab_mask = lambda self, logits, vocab_mask: (
+        module.apply_token_bitmask_inplace_torch(logits, vocab_mask)
+    )
 
 
 def use_torch_decode_attention(module: types.ModuleType) -> None:
@@ -110,6 +121,7 @@ AFTER: dict[str, Callable[[types.ModuleType], None]] = {
     "sglang.srt.speculative.eagle_utils": use_tree_ops,
     "sglang.srt.speculative.eagle_info": use_sampling_ops,
     "sglang.srt.speculative.eagle_info_v2": use_sampling_and_cache_ops,
+    "sglang.srt.constrained.xgrammar_backend": apply_grammar_masks,
     "sglang.srt.layers.attention.triton_ops.decode_attention": use_torch_decode_attention,
     "sglang.srt.layers.attention.triton_ops.extend_attention": use_torch_extend_attention,
     "sglang.srt.layers.attention.triton_backend": use_torch_draft_indices,

@@ -1,20 +1,22 @@
 """A tiny random Llama and an EAGLE-3 draft for it, with acceptance and its failures built in.
 
-The target embeds a token as a unit vector in `TOKEN` dimensions plus a constant in one more, and its output
-layer maps each embedding to the successor of the token under a random permutation. Random layers of strength
-`CONTEXT_NOISE` bend that, so what comes next depends on the whole context.
+The target embeds a token as a unit vector in `TOKEN` dimensions plus a constant in one more, and
+its output layer maps each embedding to the successor of the token under a random permutation.
+Random layers of strength `CONTEXT_NOISE` bend that, so what comes next depends on the whole
+context.
 
-The draft attends from the token it just got to the position whose hidden state, handed over by the target, says
-that this token was due there. That finds the token itself, whose embedding then predicts its successor. Two
-things make a stale draft fail, as a trained one does:
+The draft attends from the token it just got to the position whose hidden state, handed over by the
+target, says that this token was due there. That finds the token itself, whose embedding then
+predicts its successor. Two things make a stale draft fail, as a trained one does:
 - a hidden state that was not handed over matches nothing;
-- every key written by the draft carries a penalty, so slots that were never written (all zeros) outscore the
-  rest of the context and drown the match.
+- every key that the draft writes carries a penalty, so slots that were never written (all zeros)
+  outscore the match and drown it.
 
 Everything is float32 and depends on the seed only.
 """
 
 import json
+import re
 import string
 import sys
 from pathlib import Path
@@ -34,7 +36,7 @@ SLOW_ROTATION = HEAD_DIM // 2 - 1  # of a head's rotary pairs, the one that hard
 MATCH, PENALTY, COPY = 1.5, 1.6, 1.2
 
 SPECIAL = ("<s>", "</s>")
-DIGRAMS = "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le".split()
+DIGRAMS = re.findall("..", "thheineranreonatenndtiesorteofedisitalarsttontngsehaasouiole")
 
 
 def write_models(folder: Path, seed: int = 0) -> None:
@@ -49,7 +51,10 @@ def write_models(folder: Path, seed: int = 0) -> None:
     _save(folder / "target", "LlamaForCausalLM", LAYERS, _target(embedding, output, generator), {})
     eagle = {
         "draft_vocab_size": DRAFT_VOCABULARY,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "use_aux_hidden_state": True},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+            "use_aux_hidden_state": True,
+        },
     }
     draft = _draft(embedding, output, successor, generator)
     _save(folder / "draft", "LlamaForCausalLMEagle3", 1, draft, eagle)
@@ -88,7 +93,10 @@ def _random_layer(width: int, generator: torch.Generator) -> dict[str, torch.Ten
 
 
 def _draft(
-    embedding: torch.Tensor, output: torch.Tensor, successor: torch.Tensor, generator: torch.Generator
+    embedding: torch.Tensor,
+    output: torch.Tensor,
+    successor: torch.Tensor,
+    generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
     layer = _random_layer(2 * HIDDEN, generator)
     tokens = embedding[:, :TOKEN]
@@ -101,7 +109,7 @@ def _draft(
         query[rows, :TOKEN] = MATCH * seen
         key[rows, HIDDEN : HIDDEN + TOKEN] = MATCH * seen @ due
         query[head * HEAD_DIM + SLOW_ROTATION, CONSTANT] = PENALTY
-        key[head * HEAD_DIM + SLOW_ROTATION, HIDDEN + CONSTANT] = -PENALTY
+        key[head * HEAD_DIM + SLOW_ROTATION, CONSTANT] = -PENALTY
         block = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
         value[block, block] = torch.eye(HEAD_DIM)
     carry = torch.zeros(HIDDEN, HEADS * HEAD_DIM)
@@ -144,11 +152,15 @@ def _save(
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | extra, indent=1))
-    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    save_file(
+        {name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors"
+    )
 
 
 def _save_tokenizer(folder: Path) -> None:
-    """Characters and the most frequent pairs of letters: any ASCII prompt, printable output, JSON grammars."""
+    """Characters and the most frequent pairs of letters: any ASCII prompt, printable output,
+    JSON grammars.
+    """
     from tokenizers import AddedToken, Tokenizer, decoders, models
 
     printable = [c for c in string.printable if c.isprintable()] + ["\n"]
@@ -170,7 +182,8 @@ def _save_tokenizer(folder: Path) -> None:
         "unk_token": SPECIAL[0],
         "model_max_length": CONTEXT_LENGTH,
         "clean_up_tokenization_spaces": False,
-        "chat_template": "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: ",
+        "chat_template": "{% for message in messages %}{{ message['role'] }}: "
+        "{{ message['content'] }}\n{% endfor %}assistant: ",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 

@@ -1,7 +1,8 @@
 """Stand-in for the CUDA package of this name: the five operations that EAGLE needs, in plain torch.
 
-Names of arguments and tensors written in place are those of the CUDA operations, so that their callers in
-SGLang run unchanged. A tree has n nodes per request; node 0 is the last token already output.
+Names of arguments and tensors written in place are those of the CUDA operations, so that their
+callers in SGLang run unchanged. A tree has n nodes per request; node 0 is the last token already
+output.
 """
 
 import torch
@@ -21,10 +22,11 @@ def build_tree_kernel_efficient(
     draft_token_num,
     tree_mask_mode=0,
 ) -> None:
-    """Link the selected draft tokens into a tree: mask of ancestors, positions, first child, next sibling.
+    """Link the selected draft tokens into a tree: mask of ancestors, positions, first child, next
+    sibling.
 
-    `selected_index` numbers candidates over all draft steps: the first `topk` hang on the root, and each further
-    group of `topk` hangs on the candidate that `parent_list` names for the group.
+    `selected_index` numbers candidates over all draft steps: the first `topk` hang on the root, and
+    each further group of `topk` hangs on the candidate that `parent_list` names for the group.
     """
     nodes = draft_token_num
     with_context = int(tree_mask_mode) == 0
@@ -48,7 +50,9 @@ def build_tree_kernel_efficient(
         retrive_next_sibling[row] = torch.tensor(siblings)
 
 
-def _fill_tree(block: torch.Tensor, positions: torch.Tensor, parents: list[int], context: int) -> None:
+def _fill_tree(
+    block: torch.Tensor, positions: torch.Tensor, parents: list[int], context: int
+) -> None:
     depths = [0] * len(parents)
     block.zero_()
     block[0, 0] = True
@@ -89,14 +93,17 @@ def verify_tree_greedy(
     """Walk down from the root while a child is the token that the target predicts."""
     for row, tokens in enumerate(candidates.tolist()):
         flat, child, sibling = (
-            links[row].tolist() for links in (retrive_index, retrive_next_token, retrive_next_sibling)
+            links[row].tolist()
+            for links in (retrive_index, retrive_next_token, retrive_next_sibling)
         )
         wanted = target_predict.view(len(candidates), -1)[row].tolist()
         node, accepted = 0, 0
         accept_index[row, 0] = flat[0]
         predicts[flat[0]] = wanted[0]
         while accepted + 1 < accept_index.shape[1]:
-            node = next((c for c in _siblings(child[node], sibling) if tokens[c] == wanted[node]), -1)
+            node = next(
+                (c for c in _siblings(child[node], sibling) if tokens[c] == wanted[node]), -1
+            )
             if node == -1:
                 break
             accepted += 1
@@ -121,14 +128,16 @@ def tree_speculative_sampling_target_only(
     threshold_acc=1.0,
     deterministic=True,
 ) -> None:
-    """Rejection sampling along the tree: a child is taken with its share of the target's probability.
+    """Rejection sampling along the tree: a child is taken with its share of the target's
+    probability.
 
-    The siblings of a node share one coin, spent against their cumulated probability; where all are refused, the
-    token is drawn from what the target's distribution has left without them.
+    The siblings of a node share one coin, spent against their cumulated probability; where all are
+    refused, the token is drawn from what the target's distribution has left without them.
     """
     for row, tokens in enumerate(candidates.tolist()):
         flat, child, sibling = (
-            links[row].tolist() for links in (retrive_index, retrive_next_token, retrive_next_sibling)
+            links[row].tolist()
+            for links in (retrive_index, retrive_next_token, retrive_next_sibling)
         )
         coins = uniform_samples[row].tolist()
         node, accepted = 0, 0
@@ -153,7 +162,9 @@ def tree_speculative_sampling_target_only(
         accept_token_num[row] = accepted
         total = remaining.cumsum(0)
         point = uniform_samples_for_final_sampling[row] * total[-1]
-        predicts[flat[node]] = torch.searchsorted(total, point, right=True).clamp_max(len(total) - 1)
+        predicts[flat[node]] = torch.searchsorted(total, point, right=True).clamp_max(
+            len(total) - 1
+        )
 
 
 def top_k_renorm_prob(probs: torch.Tensor, top_ks: torch.Tensor) -> torch.Tensor:
@@ -168,5 +179,7 @@ def top_p_renorm_prob(probs: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor
     """Keep each row's most probable tokens up to a mass of p and make the row sum to 1."""
     ordered, order = probs.sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered
-    kept = torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(before >= top_ps[:, None], 0.0))
+    kept = torch.zeros_like(probs).scatter(
+        -1, order, ordered.masked_fill(before >= top_ps[:, None], 0.0)
+    )
     return kept / kept.sum(-1, keepdim=True)

@@ -1,0 +1,61 @@
+"""The fixture itself: stock SGLang on the CPU, and proof that its checks notice a broken engine."""
+
+import pytest
+
+from tests.engine.harness.cases import FEATURES, LONG
+from tests.engine.harness.comparing import assert_same_answers
+from tests.engine.harness.laboratory import CaseError, Laboratory
+from tests.engine.harness.scenario import CLEAN, PLAIN, SPECULATIVE, TREE, Engine, Job
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+# Stock SGLang applies penalties only approximately to the drafted tokens of a step.
+EXACT = [name for name in FEATURES if name != "penalties"]
+STOCK = {engine.name: Job(engine, list(FEATURES.values())) for engine in (PLAIN, *SPECULATIVE)}
+
+
+@pytest.mark.parametrize("feature", EXACT)
+@pytest.mark.parametrize("engine", SPECULATIVE, ids=lambda engine: engine.name)
+def test_speculation_gives_the_plain_engines_greedy_answers(
+    engine: Engine, feature: str, laboratory: Laboratory
+) -> None:
+    plain = laboratory.result(STOCK["plain"], feature)
+    result = laboratory.result(STOCK[engine.name], feature)
+    assert_same_answers(result, plain)
+    assert result.accounting == CLEAN
+
+
+def test_the_cases_contain_what_they_are_named_for(laboratory: Laboratory) -> None:
+    plain = {name: laboratory.result(STOCK["plain"], name) for name in FEATURES}
+    assert plain["burst"].batch_sizes[0] == 1
+    assert max(plain["burst"].batch_sizes) == 10
+    assert {output.finish for output in plain["stops"].outputs} == {"stop", "length"}
+    assert [output.finish for output in plain["aborts"].outputs] == ["abort"] * 6 + ["length"] * 2
+    assert all(output.cached_tokens > 0 for output in plain["turns"].outputs[2:])
+    assert [output.finish for output in plain["grammar"].outputs[:2]] == ["stop", "stop"]
+    assert all(len(output.logprobs) == 20 for output in plain["logprobs"].outputs)
+    assert len({tuple(output.tokens) for output in plain["parallel"].outputs}) == 1
+
+
+def sabotaged(name: str | None) -> Job:
+    return Job(TREE, [FEATURES["staggered"], LONG], sabotage=name)
+
+
+@pytest.mark.parametrize("sabotage", ["accept-any-child", "show-whole-tree"])
+def test_wrong_verification_changes_the_answers(sabotage: str, laboratory: Laboratory) -> None:
+    plain = laboratory.result(STOCK["plain"], "staggered")
+    assert laboratory.result(sabotaged(sabotage), "staggered").tokens != plain.tokens
+
+
+def test_a_lost_kv_slot_is_noticed(laboratory: Laboratory) -> None:
+    with pytest.raises(CaseError, match="memory leak"):
+        laboratory.result(sabotaged("leak-kv-slot"), "staggered")
+
+
+def test_a_draft_without_hidden_states_accepts_less(laboratory: Laboratory) -> None:
+    """The answers stay right, so only the accept length can tell."""
+    stock = laboratory.result(sabotaged(None), "long")
+    blind = laboratory.result(sabotaged("blind-draft"), "long")
+    assert blind.tokens == stock.tokens
+    assert stock.accept_length > 1.6
+    assert blind.accept_length < 0.8 * stock.accept_length
