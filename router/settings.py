@@ -1,7 +1,8 @@
-"""What the router runs with: one frozen value, resolved from flags, environment, file and defaults."""
+"""What the router runs with, as values, units in their names. `router.configuration` fills them."""
 
 from dataclasses import dataclass, field
 
+from router.core.policy import DEFAULT_DWELL_S, DEFAULT_THRESHOLD
 from router.core.types import Layout, ServerSpec
 
 
@@ -20,14 +21,17 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. Field names are the names of `router.options.OPTIONS`, units included."""
+    """Everything that can be set. The defaults are here and nowhere else.
+
+    `threshold_down` None: a share of `threshold`, see `router.core.policy`.
+    """
 
     servers: tuple[ServerSpec, ...]
     layout: Layout = Layout.DISJOINT
     policy: str = "threshold"
-    threshold: int = 8
+    threshold: int = DEFAULT_THRESHOLD
     threshold_down: int | None = None
-    dwell_s: float = 1.0
+    dwell_s: float = DEFAULT_DWELL_S
     host: str = "127.0.0.1"
     port: int = 30000
     timeouts: Timeouts = field(default_factory=Timeouts)

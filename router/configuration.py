@@ -1,0 +1,228 @@
+"""From flags, environment, file and defaults to `Settings`, or to everything that is wrong.
+
+The only place that reads the settings file and the environment.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from router import server_list
+from router.core.policy import make_policy
+from router.core.types import Layout, Role, ServerSpec
+from router.options import ENV_PREFIX, OPTIONS, Option
+from router.problems import SettingsError, not_allowed, unknown
+from router.settings import Settings, Timeouts
+from router.yaml_file import FileError, YamlFile, read_file
+
+ADMIN_KEY_BYTES_MAX = 4096
+DEFAULT_ORIGIN = "default"
+
+_URL_KEYS: Mapping[Role, str] = {role: f"{role}_url" for role in Role}
+_SERVER_SOURCES = (server_list.SERVERS, *_URL_KEYS.values())
+# Policies that steer between the roles need both; the others of this table, the role in their name.
+_ROLES_OF_POLICY = {
+    "threshold": tuple(Role),
+    "split": tuple(Role),
+    "spec-only": (Role.SPEC,),
+    "base-only": (Role.BASE,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The settings, and by option its value and where that is from."""
+
+    settings: Settings
+    values: Mapping[str, object]
+    origins: Mapping[str, str]
+
+
+def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Resolved:
+    """Resolve the settings: a flag wins over the environment, that over the file, over defaults.
+
+    `flags` maps an option's name to the texts it was given. SettingsError lists every problem.
+    """
+    draft = _Draft()
+    file = draft.take(flags, environ)
+    servers = draft.take_servers(file)
+    admin_key = draft.read_admin_key()
+    draft.check(servers)
+    if draft.problems:
+        raise SettingsError(draft.problems)
+    settings = _settings(draft.values, [placed.server for placed in servers], admin_key)
+    return Resolved(settings, draft.values, draft.origins)
+
+
+def _settings(
+    values: Mapping[str, Any], servers: Sequence[ServerSpec], admin_key: str | None
+) -> Settings:
+    return Settings(
+        servers=tuple(servers),
+        layout=Layout(values["layout"]),
+        policy=values["policy"],
+        threshold=values["threshold"],
+        threshold_down=values["threshold_down"],
+        dwell_s=values["dwell_s"],
+        host=values["host"],
+        port=values["port"],
+        timeouts=Timeouts(
+            connect_s=values["connect_timeout_s"],
+            first_byte_s=values["first_byte_timeout_s"],
+            idle_s=values["idle_timeout_s"],
+        ),
+        body_limit_bytes=values["body_limit_mb"] * 2**20,
+        keepalive_s=values["keepalive_s"],
+        probe_interval_s=values["probe_interval_s"],
+        log_format=values["log_format"],
+        log_level=values["log_level"],
+        admin_key=admin_key,
+    )
+
+
+class _Draft:
+    """The values so far, where each is from, and what is wrong."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        # The kinds of the table check every type.
+        self.values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+        self.origins: dict[str, str] = dict.fromkeys(self.values, DEFAULT_ORIGIN)
+        self._bad: set[str] = set()
+
+    def take(
+        self, flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
+    ) -> YamlFile | None:
+        """Read all sources, the weakest first. Return the file if one is named and readable."""
+        by_env = {option.env: option for option in OPTIONS}
+        by_name = {option.name: option for option in OPTIONS}
+        paths = flags.get("config") or [environ.get(by_name["config"].env, "")]
+        file = self._take_file(paths[-1]) if paths[-1] else None
+        for name, text in environ.items():
+            if name in by_env and text:
+                self._take_texts(by_env[name], (text,), f"environment {name}")
+            elif name.startswith(ENV_PREFIX) and name not in by_env:
+                self.problems.append(unknown(f"environment {name}", name, by_env))
+        for name, texts in flags.items():
+            self._take_texts(by_name[name], texts, f"flag {by_name[name].flag}")
+        return file
+
+    def _take_file(self, path: str) -> YamlFile | None:
+        try:
+            file = read_file(path)
+        except FileError as error:
+            self.problems.append(str(error))
+            self._bad.add(server_list.SERVERS)
+            return None
+        by_key = {option.name: option for option in OPTIONS if option.in_file}
+        for key, value in file.values.items():
+            option, where = by_key.get(key), file.where(key)
+            if option is not None:
+                try:
+                    self._set(option, option.kind.from_yaml(value), where)
+                except ValueError:
+                    self._refuse(option, value, where)
+            elif key != server_list.SERVERS:
+                self.problems.append(unknown(where, key, (*by_key, server_list.SERVERS)))
+        return file
+
+    def _take_texts(self, option: Option, texts: Sequence[str], where: str) -> None:
+        values: list[Any] = []
+        for text in texts:
+            try:
+                values.append(option.kind.from_text(text))
+            except ValueError:
+                self._refuse(option, text, where)
+                return
+        if option.repeated:
+            self._set(option, tuple(chain.from_iterable(values)), where)
+        elif len(values) > 1:
+            self.problems.append(f"{where}: given {len(values)} times, expected once")
+        else:
+            self._set(option, values[0], where)
+
+    def _set(self, option: Option, value: object, where: str) -> None:
+        self.values[option.name] = value
+        self.origins[option.name] = where
+
+    def _refuse(self, option: Option, value: object, where: str) -> None:
+        self._bad.add(option.name)
+        self.problems.append(not_allowed(where, value, option.kind.allowed))
+
+    def take_servers(self, file: YamlFile | None) -> list[server_list.Placed]:
+        """Take the servers from the file's list, or from the URLs by role."""
+        given = [key for key in _URL_KEYS.values() if self.values[key]]
+        if file is not None and server_list.SERVERS in file.values:
+            where = file.where(server_list.SERVERS)
+            self.problems.extend(
+                f"{self.origins[key]}: {where} lists the servers, expected only one of the two"
+                for key in given
+            )
+            before = len(self.problems)
+            servers = server_list.listed(file, self.problems)
+            if len(self.problems) > before:
+                self._bad.add(server_list.SERVERS)
+            return servers
+        if not given and not self._bad.intersection(_SERVER_SOURCES):
+            self.problems.append(
+                "no servers, expected --spec-url URL and --base-url URL, or a list"
+                f" '{server_list.SERVERS}' in the file given by --config"
+            )
+        return server_list.by_role(
+            {role: self.values[key] for role, key in _URL_KEYS.items()},
+            {role: self.origins[key] for role, key in _URL_KEYS.items()},
+        )
+
+    def read_admin_key(self) -> str | None:
+        """Read the file that holds the admin key. The key is never part of a message."""
+        path, where = self.values["admin_key_file"], self.origins["admin_key_file"]
+        if path is None:
+            return None
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(ADMIN_KEY_BYTES_MAX + 1)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.problems.append(f"{where}: {path}: cannot be read: {reason}")
+            return None
+        key = data.decode("ascii", "replace").strip()
+        if len(data) > ADMIN_KEY_BYTES_MAX or not key.isascii() or not key.isprintable() or not key:
+            self.problems.append(
+                f"{where}: {path}: expected one line of printable ASCII, the key, in"
+                f" {ADMIN_KEY_BYTES_MAX} bytes at most"
+            )
+            return None
+        return key
+
+    def check(self, servers: Sequence[server_list.Placed]) -> None:
+        """Find what is impossible together, among values that are good by themselves."""
+        if "layout" not in self._bad:
+            server_list.check(servers, Layout(self.values["layout"]), self.problems)
+        self._check_roles({placed.server.role for placed in servers})
+        self._check_thresholds()
+
+    def _check_roles(self, roles: set[Role]) -> None:
+        policy = self.values["policy"]
+        missing = [role for role in _ROLES_OF_POLICY.get(policy, ()) if role not in roles]
+        # While the servers themselves are in doubt, what they lack says nothing.
+        if missing and roles and not self._bad.intersection(("policy", *_SERVER_SOURCES)):
+            usable = [name for name, needed in _ROLES_OF_POLICY.items() if roles.issuperset(needed)]
+            self.problems.append(
+                f"{self.origins['policy']} policy: {policy!r} needs a {missing[0]} server and there"
+                f" is none, expected one of {', '.join((*usable, 'least-inflight'))}"
+            )
+
+    def _check_thresholds(self) -> None:
+        if self._bad.intersection(("threshold", "threshold_down", "policy")):
+            return
+        try:
+            make_policy(
+                self.values["policy"],
+                threshold=self.values["threshold"],
+                threshold_down=self.values["threshold_down"],
+                dwell_s=self.values["dwell_s"],
+            )
+        except ValueError as error:
+            self.problems.append(f"{self.origins['threshold_down']}: {error}")

@@ -1,0 +1,99 @@
+"""A YAML file as values that know their lines."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+FILE_BYTES_MAX = 2**20
+
+
+class FileError(Exception):
+    """The file cannot be read as a mapping. The text is for the user and names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """The parsed file. `lines` maps a key path, such as `servers[1].url`, to its line."""
+
+    path: str
+    values: Mapping[str, object]
+    lines: Mapping[str, int]
+
+    def where(self, key_path: str) -> str:
+        """Name a place in the file."""
+        return f"{self.path}:{self.lines[key_path]} {key_path}"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them can name any amount of data."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.MarkedYAMLError(
+                problem="aliases are not supported", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
+
+
+def read_file(path: str) -> YamlFile:
+    """Read and parse `path`. FileError on anything but a mapping of settings."""
+    text = _read_text(path)
+    loader = _Loader(text)
+    lines: dict[str, int] = {}
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return YamlFile(path, {}, lines)
+        if not isinstance(root, yaml.MappingNode):
+            raise FileError(f"{path}: expected settings as 'key: value' lines")
+        _note_lines(path, root, "", lines)
+        values = loader.construct_document(root)
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise FileError(f"{path}{line}: not valid YAML: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise FileError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise FileError(f"{path}: nested too deeply") from error
+    finally:
+        loader.dispose()
+    return YamlFile(path, values, lines)
+
+
+def _read_text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise FileError(f"{path}: cannot be read: {reason}") from error
+    if len(data) > FILE_BYTES_MAX:
+        raise FileError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path}: not UTF-8 text") from error
+
+
+def _note_lines(path: str, node: yaml.Node, key_path: str, lines: dict[str, int]) -> None:
+    """Fill `lines` for everything below `node`; a key that is there twice is an error."""
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _note(path, item, f"{key_path}[{index}]", item.start_mark.line + 1, lines)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
+                raise FileError(f"{path}:{line}: a key must be text")
+            child = f"{key_path}.{key.value}" if key_path else key.value
+            if child in lines:
+                raise FileError(f"{path}:{line} {child}: set twice, first at line {lines[child]}")
+            _note(path, value, child, line, lines)
+
+
+def _note(path: str, node: yaml.Node, key_path: str, line: int, lines: dict[str, int]) -> None:
+    lines[key_path] = line
+    _note_lines(path, node, key_path, lines)
