@@ -44,7 +44,7 @@ class Laboratory:
     def __init__(self, models: Path, logs: Path) -> None:
         self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(WORKERS)
-        self._answers: dict[str, Future[list[dict]]] = {}
+        self._answers: dict[str, Future[list[list[dict]]]] = {}
         self._workers = [self._start(models, logs / f"worker-{i}.log") for i in range(WORKERS)]
 
     def __enter__(self) -> Self:
@@ -71,14 +71,14 @@ class Laboratory:
         self._idle.put(worker)
         return worker
 
-    def begin(self, job: Job) -> Future[list[dict]]:
+    def begin(self, job: Job) -> Future[list[list[dict]]]:
         """Start the job, or find it started."""
         line = json.dumps(job.dump())
         if line not in self._answers:
             self._answers[line] = self._threads.submit(self._ask, line)
         return self._answers[line]
 
-    def _ask(self, line: str) -> list[dict]:
+    def _ask(self, line: str) -> list[list[dict]]:
         worker = self._idle.get()
         try:
             assert worker.stdin is not None
@@ -92,9 +92,9 @@ class Laboratory:
             raise CaseError(f"the worker ended with status {worker.wait()}")
         return json.loads(answer)
 
-    def result(self, job: Job, case_name: str) -> CaseResult:
+    def result(self, job: Job, case_name: str, rank: int = 0) -> CaseResult:
         """Wait for one case of a job; raise CaseError if it failed inside the engine."""
-        for case, answer in zip(job.cases, self.begin(job).result(), strict=True):
+        for case, answer in zip(job.cases, self.begin(job).result()[rank], strict=True):
             if case.name == case_name:
                 if "error" in answer:
                     raise CaseError(answer["error"])

@@ -15,6 +15,10 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
     spec_v2: bool = False
 
+    def on_two_ranks(self) -> "Engine":
+        """Return the same engine with its layers split over two processes."""
+        return self.with_options("tp2", tp_size=2, dist_timeout=60)
+
     def with_options(self, label: str, **options: Any) -> "Engine":
         """Return the same engine with further server arguments, under its own name."""
         return Engine(f"{self.name}/{label}", {**self.options, **options}, self.spec_v2)
@@ -162,6 +166,11 @@ class Job:
     cases: Sequence[Case]
     environment: Mapping[str, str] = field(default_factory=dict)
     sabotage: str | None = None
+
+    def __str__(self) -> str:
+        """Name the job in test ids."""
+        parts = [self.engine.name, *self.environment.values(), self.sabotage]
+        return "-".join(part for part in parts if part)
 
     def dump(self) -> dict[str, Any]:
         """Return JSON-ready values."""

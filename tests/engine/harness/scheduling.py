@@ -42,11 +42,14 @@ class CaseDoneError(Exception):
     """Leaves the scheduler's endless loop."""
 
 
-def build_scheduler(engine: Engine, models: Path) -> Any:
+def build_scheduler(
+    engine: Engine, models: Path, rank: int = 0, nccl_port: int | None = None
+) -> Any:
     """Return a Scheduler as its process would build it, plugins loaded."""
     os.environ["SGLANG_ENABLE_SPEC_V2"] = "1" if engine.spec_v2 else "0"
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     options = {**DEFAULTS, **engine.options, "model_path": str(models / "target")}
+    options["nccl_port"] = nccl_port
     if "speculative_algorithm" in options:
         options["speculative_draft_model_path"] = str(models / "draft")
     load_plugins()
@@ -58,8 +61,8 @@ def build_scheduler(engine: Engine, models: Path) -> Any:
     return sglang_scheduler.Scheduler(
         arguments,
         PortArgs.init_new(arguments),
-        gpu_id=0,
-        tp_rank=0,
+        gpu_id=rank,
+        tp_rank=rank,
         moe_ep_rank=0,
         pp_rank=0,
         attn_cp_rank=0,

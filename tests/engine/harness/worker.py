@@ -10,15 +10,17 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from tests.engine.harness.ports import free_port
 from tests.engine.harness.sabotage import apply_sabotage
 from tests.engine.harness.scenario import Job
 from tests.engine.harness.scheduling import Conversation, build_scheduler
 
 
-def run_job(job: Job, models: Path) -> list[dict[str, Any]]:
+def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str, Any]]:
     """Run the cases in order; after a failure the rest get a scheduler of their own."""
     os.environ.update(job.environment)
     if job.sabotage:
@@ -27,7 +29,7 @@ def run_job(job: Job, models: Path) -> list[dict[str, Any]]:
     scheduler = None
     for case in job.cases:
         try:
-            scheduler = scheduler or build_scheduler(job.engine, models)
+            scheduler = scheduler or build_scheduler(job.engine, models, rank, nccl_port)
             answers.append({"result": Conversation(scheduler, case).run().dump()})
         except BaseException:  # a refusal exits the process: that is an answer, too
             scheduler = None
@@ -35,23 +37,33 @@ def run_job(job: Job, models: Path) -> list[dict[str, Any]]:
     return answers
 
 
-def run_forked(job: Job, models: Path) -> list[dict[str, Any]]:
-    """Run the job in a child process; what it does to its process stays there."""
+def run_forked(job: Job, models: Path) -> list[list[dict[str, Any]]]:
+    """Run the job in one child process a rank; what it does to its process stays there."""
+    nccl_port = free_port()
+    ranks = range(job.engine.options.get("tp_size", 1))
+    children = [_fork(run_rank, job, models, rank, nccl_port) for rank in ranks]
+    answers = []
+    for child, pipe in children:
+        with pipe:
+            text = pipe.read()
+        _, status = os.waitpid(child, 0)
+        failure = {"error": f"the engine process ended with status {status}"}
+        answers.append(json.loads(text) if status == 0 else [failure] * len(job.cases))
+    return answers
+
+
+def _fork(run: Callable[..., object], *arguments: object) -> tuple[int, TextIO]:
+    """Start a child; return its id and what it will write: the answer as JSON."""
     reading, writing = os.pipe()
     child = os.fork()
-    if child == 0:
-        os.close(reading)
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(run_job(job, models), pipe)
-        sys.stderr.flush()
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if status == 0:
-        return json.loads(text)
-    return [{"error": f"the engine process ended with status {status}"} for _ in job.cases]
+    if child:
+        os.close(writing)
+        return child, os.fdopen(reading)
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        json.dump(run(*arguments), pipe)
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def serve(jobs: TextIO, answers: TextIO, models: Path) -> None:
