@@ -56,12 +56,14 @@ class Target:
             port = parts.port
         except ValueError:
             raise ValueError(f"{url!r}: the port must be 1 to 65535") from None
+        if parts.username is not None:
+            raise ValueError("a URL with a user name is not taken: keys have a flag of their own")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not a URL like http://127.0.0.1:30000")
         tls = parts.scheme == "https"
         lines = [
             f"POST {parts.path.rstrip('/')}{path} HTTP/1.1",
-            f"Host: {parts.netloc.rpartition('@')[2]}",
+            f"Host: {parts.netloc}",
             "Content-Type: application/json",
             "Accept: text/event-stream",
             "User-Agent: crossover-loadtest",

@@ -33,7 +33,7 @@ class Tally:
         self.events = 0
         self.first: float | None = None
         self.last: float | None = None
-        self.gaps: "array[float]" = array("d")
+        self.gaps: array[float] = array("d")
         self.done = False
         self.error_event: bytes | None = None
         self._carry = b""
