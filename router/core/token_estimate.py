@@ -59,10 +59,10 @@ _SIZE = len(_PRIOR)
 _FIRST_FOREIGN = 6
 _COMMON_DEVIATION = 0.12
 _FOREIGN_DEVIATION = 0.35
-_NOISE = 0.4  # variance of a text's tokens about the linear model, per token
+_NOISE = 0.3  # variance of a text's tokens about the linear model, per token
 _CLIP_DEVIATIONS = 3.0
 # A weight may drift by its own deviation in so many tokens; errors are forgotten faster.
-_DRIFT_TOKENS = 100_000
+_DRIFT_TOKENS = 1_000_000
 _ERROR_HALF_LIFE_TOKENS = 4_000
 _PRIOR_TOKENS = 100.0  # what the prior belief in both errors weighs
 # An update costs about 20 us: small requests are put together, more of them once most is learnt.

@@ -94,11 +94,12 @@ class TokenCounter:
 
     @property
     def tokens(self) -> float:
-        """Output tokens so far. Reading it may measure up to 1 KiB of text: not for every chunk."""
+        """Output tokens so far. Reading it measures up to 1 KiB of text: not for every chunk."""
         if self._count is not None:
             return self._count
-        self._measure()
-        return self._estimate.tokens(self._features, self._events if self._streamed else None)
+        # The text stays: measured in smaller parts it would seem to have more words.
+        features = add(self._features, measure(self._text))
+        return self._estimate.tokens(features, self._events if self._streamed else None)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the response body, cut anywhere."""
