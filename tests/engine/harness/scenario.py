@@ -124,13 +124,15 @@ CLEAN = Accounting()
 
 @dataclass(frozen=True)
 class CaseResult:
-    """All requests of a case in order, the decode batch size of each step, and what the engine
-    still held.
+    """All requests of a case in order, batch size and mode of each decode step, and what was held.
+
+    `modes` is the plugin's own record of this rank, empty without the plugin.
     """
 
     outputs: list[Output]
     iterations: int
     batch_sizes: list[int]
+    modes: list[str]
     accounting: Accounting
 
     @property

@@ -4,7 +4,9 @@ Only the two ends of the loop are replaced: what it receives, and what it sends 
 Needs `tests/engine/cpu` on PYTHONPATH.
 """
 
+import json
 import os
+import tempfile
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -71,10 +73,36 @@ def build_scheduler(
     )
 
 
+class Trace:
+    """The plugin's record of decode steps: one JSON object a line, appended by one rank."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._read = 0
+
+    @classmethod
+    def begin(cls) -> "Trace":
+        """Ask the plugin for a record, if this process uses the plugin at all."""
+        if not any(name.startswith("SGLANG_SPEC_SWITCH_") for name in os.environ):
+            return cls(None)
+        with tempfile.NamedTemporaryFile(prefix="switch-trace-", delete=False) as file:
+            os.environ["SGLANG_SPEC_SWITCH_TRACE"] = file.name
+            return cls(Path(file.name))
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """Return the lines written since the last call."""
+        if self._path is None:
+            return []
+        lines = self._path.read_text().splitlines()
+        new, self._read = lines[self._read :], len(lines)
+        return [json.loads(line) for line in new]
+
+
 class Conversation:
     """Feeds one case to a scheduler and collects what it sends."""
 
-    def __init__(self, scheduler: Any, case: Case) -> None:
+    def __init__(self, scheduler: Any, case: Case, trace: "Trace") -> None:
+        self._trace = trace
         self._scheduler = scheduler
         self._case = case
         self._iteration = -1
@@ -101,6 +129,7 @@ class Conversation:
         except CaseDoneError:
             pass
         return CaseResult(
+            modes=[line["mode"] for line in self._trace.new_lines()],
             outputs=[self._output(index) for index in range(len(self._case.requests))],
             iterations=self._iteration,
             batch_sizes=self._batch_sizes,

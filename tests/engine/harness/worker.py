@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from tests.engine.harness.ports import free_port
 from tests.engine.harness.sabotage import apply_sabotage
 from tests.engine.harness.scenario import Job
-from tests.engine.harness.scheduling import Conversation, build_scheduler
+from tests.engine.harness.scheduling import Conversation, Trace, build_scheduler
 
 
 def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str, Any]]:
@@ -26,11 +26,11 @@ def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str
     if job.sabotage:
         apply_sabotage(job.sabotage)
     answers: list[dict[str, Any]] = []
-    scheduler = None
+    scheduler, trace = None, Trace.begin()
     for case in job.cases:
         try:
             scheduler = scheduler or build_scheduler(job.engine, models, rank, nccl_port)
-            answers.append({"result": Conversation(scheduler, case).run().dump()})
+            answers.append({"result": Conversation(scheduler, case, trace).run().dump()})
         except BaseException:  # a refusal exits the process: that is an answer, too
             scheduler = None
             answers.append({"error": traceback.format_exc()})
