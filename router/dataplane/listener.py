@@ -1,0 +1,99 @@
+"""The listening socket and the server on it: one process, one event loop."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+
+from router.dataplane.asgi import App
+
+BACKLOG = 2048
+# Above that of common clients and proxies, so that it is they who close an idle connection.
+KEEP_ALIVE_S = 75
+# Requests in flight at SIGTERM are given this long.
+SHUTDOWN_S = 2
+
+
+class BindError(Exception):
+    """The address cannot be listened on. The text is for the user."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket, or say in one line why there is none."""
+    try:
+        found = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        raise BindError(f"cannot listen on {host}:{port}: {reason}") from error
+    family, kind, protocol, _, address = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise BindError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """Return the URL of a listening socket."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn, with two differences: it says when it listens, and SIGTERM is an exit with 0."""
+
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # The stock method raises the signal again once all is closed, for parents that look at it:
+        # a supervisor then reads an orderly stop as a crash.
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+def serve(app: App, sock: socket.socket, listening: Callable[[], None]) -> bool:
+    """Serve `app` until SIGTERM or SIGINT. Once it is up, call `listening`; return whether it was."""
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        interface="asgi3",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    server = _Server(config, listening)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(server.serve(sockets=[sock]))
+    return server.started

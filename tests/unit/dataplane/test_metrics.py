@@ -1,0 +1,177 @@
+"""Metrics: what a scrape shows of requests, gaps, loads and health."""
+
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.core.health import ServerHealth
+from router.core.ledger import Ledger
+from router.core.policy import make_policy
+from router.core.types import Outcome, Reason, RequestShape, Role, ServerSpec
+from router.dataplane.metrics import INTER_TOKEN_BUCKETS_S, Metrics, Sources
+from router.dataplane.record import RequestRecord
+
+SERVERS = (
+    ServerSpec("fast", Role.SPEC, "http://secret-host:1"),
+    ServerSpec("wide", Role.BASE, "http://secret-host:2"),
+)
+FAST = {"server": "fast", "role": "spec"}
+
+
+class Rig:
+    """Metrics over a real ledger and real health."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.ledger = Ledger(SERVERS)
+        self.health = {server.name: ServerHealth() for server in SERVERS}
+        self.warnings: list[str] = []
+        self.policy = make_policy("threshold", threshold=1)
+        self.metrics = Metrics(
+            Sources(
+                servers=SERVERS,
+                ledger=self.ledger,
+                health=self.health,
+                policy=self.policy,
+                parity_warnings=lambda: self.warnings,
+                clock=lambda: self.now,
+                version="1.2.3",
+                log_lines_dropped=lambda: 4,
+            )
+        )
+
+    def text(self) -> str:
+        return generate_latest(self.metrics.registry).decode()
+
+    def value(self, name: str, **labels: str) -> float | None:
+        for family in text_string_to_metric_families(self.text()):
+            for sample in family.samples:
+                if sample.name == name and sample.labels == labels:
+                    return float(sample.value)
+        return None
+
+
+def record(**fields: object) -> RequestRecord:
+    known: dict[str, object] = {
+        "streaming": True, "server": "fast", "role": Role.SPEC, "reason": Reason.BELOW_THRESHOLD,
+        "outcome": Outcome.OK, "status": 200, "attempts": 1, "prompt_tokens": 10,
+        "output_tokens": 5, "ttft_s": 0.15, "duration_s": 3.0, "decision_s": 0.00003,
+    }  # fmt: skip
+    return RequestRecord("r", "/v1/chat/completions", **{**known, **fields})  # type: ignore[arg-type]
+
+
+def test_an_ended_request_is_counted_everywhere() -> None:
+    rig = Rig()
+    rig.metrics.finished(record())
+    endpoint = "/v1/chat/completions"
+    assert (
+        rig.value(
+            "router_requests_total", **FAST, endpoint=endpoint, streaming="true", outcome="ok"
+        )
+        == 1
+    )
+    assert rig.value("router_responses_total", endpoint=endpoint, code="200") == 1
+    assert rig.value("router_decisions_total", **FAST, reason="below_threshold") == 1
+    assert rig.value("router_tokens_total", **FAST, token_type="prompt") == 10
+    assert rig.value("router_tokens_total", **FAST, token_type="output") == 5
+    assert rig.value("router_ttft_seconds_bucket", **FAST, le="0.1") == 0
+    assert rig.value("router_ttft_seconds_bucket", **FAST, le="0.2") == 1
+    assert rig.value("router_request_duration_seconds_sum", **FAST) == 3.0
+    assert rig.value("router_overhead_seconds_count", stage="decision") == 1
+    assert rig.value("router_retries_total", **FAST) is None
+
+
+def test_a_retried_request_counts_its_further_attempts() -> None:
+    rig = Rig()
+    rig.metrics.finished(record(attempts=2))
+    assert rig.value("router_retries_total", **FAST) == 1
+
+
+def test_a_request_that_reached_no_server_has_none_as_its_server() -> None:
+    rig = Rig()
+    rig.metrics.finished(
+        record(server=None, role=None, reason=None, outcome=Outcome.REJECTED, status=503)
+    )
+    labels = {"server": "none", "role": "none"}
+    assert rig.value("router_request_duration_seconds_count", **labels) == 1
+    assert rig.value("router_tokens_total", **labels, token_type="output") is None
+
+
+def test_a_status_that_http_does_not_know_is_other() -> None:
+    rig = Rig()
+    for status in (799, 601, 42):
+        rig.metrics.finished(record(status=status))
+    rig.metrics.finished(record(status=499))
+    endpoint = "/v1/chat/completions"
+    assert rig.value("router_responses_total", endpoint=endpoint, code="other") == 3
+    assert rig.value("router_responses_total", endpoint=endpoint, code="499") == 1
+
+
+def test_a_time_to_first_token_is_that_of_a_stream() -> None:
+    rig = Rig()
+    rig.metrics.finished(record(streaming=False))
+    assert rig.value("router_ttft_seconds_count", **FAST) is None
+
+
+def test_gaps_fall_into_the_buckets_of_the_engine() -> None:
+    rig = Rig()
+    observe = rig.metrics.gap_observer("fast")
+    for gap_s in (0.002, 0.0021, 0.5, 100.0):
+        observe(gap_s)
+    name = "router_inter_token_latency_seconds"
+    assert rig.value(f"{name}_bucket", **FAST, le="0.002") == 1
+    assert rig.value(f"{name}_bucket", **FAST, le="0.004") == 2
+    assert rig.value(f"{name}_bucket", **FAST, le="8.0") == 3
+    assert rig.value(f"{name}_bucket", **FAST, le="+Inf") == 4
+    assert rig.value(f"{name}_count", **FAST) == 4
+    assert rig.value(f"{name}_sum", **FAST) == 0.002 + 0.0021 + 0.5 + 100.0
+    assert rig.text().count(f"{name}_bucket") == len(INTER_TOKEN_BUCKETS_S) + 1
+
+
+def test_loads_are_those_of_the_ledger_at_the_scrape() -> None:
+    rig = Rig()
+    lease = rig.ledger.acquire("fast", RequestShape(2, 30), rig.now)
+    rig.now += 5
+    assert rig.value("router_inflight_sequences", **FAST, phase="prefill") == 2
+    assert rig.value("router_prefill_tokens", **FAST) == 30
+    assert rig.value("router_lease_age_max_seconds") == 5
+    lease.first_token(rig.now)
+    assert rig.value("router_inflight_sequences", **FAST, phase="decode") == 2
+    lease.release(Outcome.OK, rig.now)
+    assert rig.value("router_inflight_sequences", **FAST, phase="decode") == 0
+    assert rig.value("router_lease_age_max_seconds") == 0
+
+
+def test_health_is_that_of_the_scrape() -> None:
+    rig = Rig()
+    assert rig.value("router_server_up", **FAST) == 0
+    rig.health["fast"].probe_ok(1.0)
+    rig.health["fast"].context_length = 4096
+    assert rig.value("router_server_up", **FAST) == 1
+    assert rig.value("router_server_context_tokens", **FAST) == 4096
+    assert rig.value("router_server_context_tokens", server="wide", role="base") is None
+
+
+def test_the_mode_and_its_switches_are_shown() -> None:
+    rig = Rig()
+    assert rig.value("router_policy_mode", role="spec") == 1
+    rig.policy.choose(RequestShape(9), rig.ledger.loads(), rig.ledger.loads(), 1.0)
+    assert rig.value("router_policy_mode", role="base") == 1
+    assert rig.value("router_policy_switches_total") == 1
+    assert rig.value("router_build_info", version="1.2.3", policy="threshold") == 1
+
+
+def test_warnings_aborts_and_lost_lines_are_counted() -> None:
+    rig = Rig()
+    rig.warnings.append("they differ")
+    rig.metrics.abort_sent("fast", "ok")
+    rig.metrics.lag.observe((), 0.3)
+    assert rig.value("router_parity_warnings") == 1
+    assert rig.value("router_upstream_aborts_total", **FAST, result="ok") == 1
+    assert rig.value("router_log_lines_dropped_total") == 4
+    assert rig.value("router_event_loop_lag_seconds_bucket", le="0.5") == 1
+
+
+def test_no_address_of_a_server_is_shown() -> None:
+    rig = Rig()
+    rig.metrics.finished(record())
+    assert "secret-host" not in rig.text()
