@@ -130,9 +130,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """The root of a server."""
+    """The root of a server: what comes before `/v1` in its URLs."""
 
-    allowed: str = "http://HOST:PORT, without a path, query, user or password"
+    allowed: str = "http://HOST:PORT or https://HOST:PORT, without query, user or password"
     metavar: str = "URL"
 
     def from_text(self, text: str) -> str:
@@ -141,11 +141,11 @@ class Url:
             raise ValueError(self.allowed)
         parts = urlsplit(text)
         # Reading the port is what checks it.
-        if parts.scheme != "http" or not parts.hostname or parts.port == 0 or "@" in parts.netloc:
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError(self.allowed)
-        if parts.path not in ("", "/") or "?" in text or "#" in text:
+        if any(char in text for char in "@?#%"):
             raise ValueError(self.allowed)
-        return f"http://{parts.netloc.lower()}"
+        return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
     def from_yaml(self, value: object) -> str:
         """Take a string."""

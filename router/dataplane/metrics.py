@@ -124,6 +124,7 @@ class Sources:
     parity_warnings: Callable[[], Sequence[str]]
     clock: Callable[[], float]
     version: str
+    aborts: Callable[[], Mapping[str, int]]
     log_lines_dropped: Callable[[], int]
 
 
@@ -151,9 +152,6 @@ class Metrics(Collector):
         self.tokens = Counts(
             "router_tokens", "Tokens of the requests that ended", (*_OF_SERVER, "token_type")
         )
-        self.aborts = Counts(
-            "router_upstream_aborts", "Aborts sent to a server", (*_OF_SERVER, "result")
-        )
         self.ttft = Spread(
             "router_ttft_seconds", "Time to first token, streams only", _OF_SERVER, TTFT_BUCKETS_S
         )
@@ -179,7 +177,7 @@ class Metrics(Collector):
             LAG_BUCKETS_S,
         )
         self._events = (
-            self.requests, self.responses, self.decisions, self.retries, self.tokens, self.aborts,
+            self.requests, self.responses, self.decisions, self.retries, self.tokens,
             self.ttft, self.gaps, self.durations, self.overhead, self.lag,
         )  # fmt: skip
         self.registry.register(self)
@@ -189,10 +187,6 @@ class Metrics(Collector):
     def gap_observer(self, server: str) -> Callable[[float], None]:
         """Return the function that takes one gap between two chunks of `server`, in seconds."""
         return self.gaps.observer(self._labels[server])
-
-    def abort_sent(self, server: str, result: str) -> None:
-        """Count an abort; `result` is one of a closed set of words."""
-        self.aborts.add((*self._labels[server], result))
 
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request."""
@@ -270,6 +264,12 @@ class Metrics(Collector):
             "router_build_info", "Always 1; what runs", labels=("version", "policy")
         )
         build.add_metric((self._sources.version, policy.name), 1)
+        aborts = CounterMetricFamily(
+            "router_upstream_aborts", "Aborts of requests that nobody waits for", labels=("result",)
+        )
+        for result, count in self._sources.aborts().items():
+            aborts.add_metric((result,), count)
+        yield aborts
         dropped = CounterMetricFamily(
             "router_log_lines_dropped", "Log lines that nobody read fast enough"
         )

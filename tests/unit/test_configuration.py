@@ -212,7 +212,7 @@ def test_shared_servers_run_on_the_same_gpus(config: Config) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "h:1", "https://h:1", "http://", "http://h:99999", "http://h:0", "http://h:x", "http://h:1/v1",
+        "h:1", "ftp://h:1", "http://", "http://h:99999", "http://h:0", "http://h:x", "http://h:1/%2e",
         "http://h:1?x=1", "http://h:1#x", "http://h :1", "http://h\n:1", "http://h\\x:1", "", ",",
     ],
 )  # fmt: skip
@@ -221,6 +221,11 @@ def test_a_url_that_is_no_server_root_is_refused(url: str) -> None:
     assert len(found) == 1
     assert found[0].startswith("flag --spec-url: ")
     assert "expected one or several of http://HOST:PORT" in found[0]
+
+
+def test_a_server_may_have_tls_and_a_path() -> None:
+    flags = {**TWO, "spec_url": ["https://Gate.Example/Engine-1/"]}
+    assert resolve(flags, {}).settings.servers[0].url == "https://gate.example/Engine-1"
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
