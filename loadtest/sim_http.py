@@ -63,9 +63,8 @@ class Exchange:
 
     def open_stream(self) -> None:
         """Write the head of an event stream."""
-        self._write(
-            self._head(200, b"text/event-stream; charset=utf-8", b"transfer-encoding: chunked")
-        )
+        kind = b"content-type: text/event-stream; charset=utf-8"
+        self._write(self._head(200, kind, b"transfer-encoding: chunked"))
 
     def event(self, data: bytes) -> None:
         """Write one event as one chunk."""
@@ -80,9 +79,15 @@ class Exchange:
         """Write a JSON response."""
         self.whole(status, body, b"application/json")
 
-    def whole(self, status: int, body: bytes, content_type: bytes) -> None:
+    def empty(self, status: int, *headers: bytes) -> None:
+        """Write a response without a body."""
+        self._write(self._head(status, b"content-length: 0", *headers))
+        self._end()
+
+    def whole(self, status: int, body: bytes, content_type: bytes, *headers: bytes) -> None:
         """Write a response whose length is known."""
-        self._write(self._head(status, content_type, b"content-length: %d" % len(body)) + body)
+        length = b"content-length: %d" % len(body)
+        self._write(self._head(status, length, b"content-type: " + content_type, *headers) + body)
         self._end()
 
     def abandon(self) -> None:
@@ -92,18 +97,16 @@ class Exchange:
             if self.on_close is not None:
                 self.on_close()
 
-    def _head(self, status: int, content_type: bytes, framing: bytes) -> bytes:
-        return (
-            b"HTTP/1.1 %d %b\r\ndate: %b\r\nserver: uvicorn\r\ncontent-type: %b\r\n%b\r\n%b\r\n"
-            % (
-                status,
-                HTTPStatus(status).phrase.encode(),
-                formatdate(usegmt=True).encode(),
-                content_type,
-                framing,
-                b"" if self._keep_alive else b"connection: close\r\n",
-            )
-        )
+    def _head(self, status: int, *headers: bytes) -> bytes:
+        lines = [
+            b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode()),
+            b"date: " + formatdate(usegmt=True).encode(),
+            b"server: uvicorn",
+            *headers,
+        ]
+        if not self._keep_alive:
+            lines.append(b"connection: close")
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _write(self, data: bytes) -> None:
         if not self.done:

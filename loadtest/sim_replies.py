@@ -139,9 +139,12 @@ def meta_info(output: Output, now: float) -> dict[str, Any]:
         "prompt_tokens": output.ask.prompt_tokens,
         "weight_version": "default",
         "num_retractions": sequence.retractions,
+        "queue_time": 0.0,
         "reasoning_tokens": 0,
         "completion_tokens": sequence.output_tokens,
         "cached_tokens": output.ask.cached_tokens,
+        "cached_tokens_details": {"device": output.ask.cached_tokens, "host": 0},
+        "dp_rank": None,
     }
     if output.done:
         meta["e2e_latency"] = now - output.arrived_at

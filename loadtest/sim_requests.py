@@ -93,7 +93,9 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _invalid(f"1 validation error: JSON decode error: {error}") from None
+        raise _invalid(
+            f"[{{'type': 'json_invalid', 'msg': 'JSON decode error', 'ctx': '{error}'}}]"
+        ) from None
     if not isinstance(body, dict):
         raise _invalid("1 validation error: body should be a valid dictionary")
     return body

@@ -33,6 +33,8 @@ MODEL_NAME = "crossover-sim"
 BACKLOG = 2048
 _APIS = {api.value: api for api in Api}
 
+Route = Callable[[Request, Exchange], None]
+
 
 class Routes:
     """One engine's HTTP interface."""
@@ -41,36 +43,39 @@ class Routes:
         self._driver = driver
         self._model_name = model_name
         self._disconnect_s = disconnect_s
-        self._gets: Mapping[str, Callable[[Request, Exchange], None]] = {
+        gets: dict[str, Route] = {
             "/health": self._health,
             "/health_generate": self._health,
             "/v1/loads": self._loads,
             "/metrics": self._metrics,
-            "/v1/models": lambda _, exchange: exchange.json(
-                200, encode(model_list(driver, model_name))
-            ),
-            "/model_info": lambda _, exchange: exchange.json(200, encode(model_info(model_name))),
-            "/get_model_info": lambda _, exchange: exchange.json(
-                200, encode(model_info(model_name))
-            ),
+            "/v1/models": self._models,
+            "/model_info": self._model_info,
+            "/get_model_info": self._model_info,
             "/server_info": self._server_info,
             "/get_server_info": self._server_info,
             "/flush_cache": self._flush_cache,
         }
-        self._posts: Mapping[str, Callable[[Request, Exchange], None]] = {
+        posts: dict[str, Route] = {
             **dict.fromkeys(_APIS, self._generate),
             "/abort_request": self._abort,
             "/flush_cache": self._flush_cache,
         }
+        self._routes: Mapping[tuple[str, str], Route] = {
+            **{("GET", path): route for path, route in gets.items()},
+            **{("POST", path): route for path, route in posts.items()},
+            ("PUT", Api.GENERATE.value): self._generate,
+        }
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         """Answer a request."""
-        posts = request.method in ("POST", "PUT")
-        route = (self._posts if posts else self._gets).get(request.path)
-        if route is None or request.method not in ("GET", "POST", "PUT"):
-            known = request.path in self._gets or request.path in self._posts
-            status, detail = (405, "Method Not Allowed") if known else (404, "Not Found")
-            exchange.json(status, encode({"detail": detail}))
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            allowed = sorted(method for method, path in self._routes if path == request.path)
+            if allowed:
+                body, allow = encode({"detail": "Method Not Allowed"}), ", ".join(allowed).encode()
+                exchange.whole(405, body, b"application/json", b"allow: " + allow)
+            else:
+                exchange.json(404, encode({"detail": "Not Found"}))
             return
         try:
             route(request, exchange)
@@ -101,22 +106,25 @@ class Routes:
     def _abort(self, request: Request, exchange: Exchange) -> None:
         body = parse_body(request.body)
         self._driver.abort_matching(str(body.get("rid") or ""), bool(body.get("abort_all")))
-        exchange.whole(200, b"", b"text/plain; charset=utf-8")
+        exchange.empty(200)
 
     def _health(self, _: Request, exchange: Exchange) -> None:
-        exchange.whole(200, b"", b"text/plain; charset=utf-8")
+        exchange.empty(200)
 
     def _loads(self, request: Request, exchange: Exchange) -> None:
         include = parse_qs(request.query.decode("latin-1")).get("include", [None])[0]
-        try:
-            exchange.json(200, encode(loads(self._driver, include)))
-        except ValueError as error:
-            raise RefusedError(400, flat_error(400, str(error), "400")) from None
+        exchange.json(200, encode(loads(self._driver, include)))
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
         driver = self._driver
         text = page(driver.engine, driver.metrics, driver.gen_throughput, self._model_name)
         exchange.whole(200, text.encode(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    def _models(self, _: Request, exchange: Exchange) -> None:
+        exchange.json(200, encode(model_list(self._driver, self._model_name)))
+
+    def _model_info(self, _: Request, exchange: Exchange) -> None:
+        exchange.json(200, encode(model_info(self._model_name)))
 
     def _server_info(self, _: Request, exchange: Exchange) -> None:
         exchange.json(200, encode(server_info(self._driver, self._model_name)))

@@ -7,19 +7,15 @@ from loadtest.sim_driver import Driver
 from loadtest.sim_metrics import accept_length, accept_rate
 
 VERSION = "0.5.12.post1"
-_SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
 
 
 def loads(driver: Driver, include: str | None = None) -> dict[str, Any]:
-    """Return /v1/loads. Raise ValueError for a section that does not exist."""
+    """Return /v1/loads with the sections asked for; unknown ones are ignored, as SGLang does."""
     asked = {name.strip() for name in include.split(",")} if include else {"all"}
-    if invalid := asked - _SECTIONS:
-        raise ValueError(f"Invalid include sections: {invalid}. Valid options: {sorted(_SECTIONS)}")
     engine = driver.engine
     running, waiting, used = engine.num_running, len(engine.waiting), engine.kv_used_tokens
     total = used + sum(sequence.context_tokens for sequence in engine.waiting)
     load: dict[str, Any] = {
-        "dp_rank": 0,
         "num_running_reqs": running,
         "num_waiting_reqs": waiting,
         "num_used_tokens": used,
@@ -34,6 +30,8 @@ def loads(driver: Driver, include: str | None = None) -> dict[str, Any]:
     length = accept_length(engine)
     if length is not None and asked & {"all", "spec"}:
         load["speculative"] = {"accept_length": length, "accept_rate": accept_rate(engine)}
+    if asked & {"all", "disagg"}:
+        load["disaggregation"] = {"mode": "null"}
     if asked & {"all", "queues"}:
         load["queues"] = {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0}
     load["num_total_reqs"] = running + waiting

@@ -95,15 +95,12 @@ class OpenAIStream(StreamReply):
         self._common_tail = None if call.continuous_usage else self._tail(None, 0, 0)
 
     def _envelope(self, rid: str) -> bytes:
-        # Field order as SGLang writes it: a chat chunk names its model before its choices, a
-        # completion after.
-        start = b'data: {"id":%b,"object":"%b","created":%d,' % (
+        return b'data: {"id":%b,"object":"%b","created":%d,"model":%b,' % (
             orjson.dumps(rid),
             self._object,
             self.created,
+            orjson.dumps(self.call.model),
         )
-        model = b'"model":' + orjson.dumps(self.call.model) + b","
-        return start + model if self._chat else start
 
     def _head(self, ask: Ask) -> bytes:
         opening = b'"choices":[{"index":%d,' % ask.index
@@ -143,8 +140,6 @@ class OpenAIStream(StreamReply):
                 orjson.dumps(reason["type"]),
                 orjson.dumps(reason.get("matched")),
             )
-        if not self._chat:
-            end += b',"model":' + orjson.dumps(self.call.model)
         if self.call.continuous_usage:
             usage = usage_of(prompt_tokens, completion_tokens)
             end += b',"usage":' + orjson.dumps(usage)
@@ -175,12 +170,11 @@ class OpenAIStream(StreamReply):
                 )
         if self.call.include_usage:
             usage = self.usage()
-            model = b"" if self._chat else b',"model":' + orjson.dumps(self.call.model)
             if not self._chat:
                 del usage["prompt_tokens_details"]
             parts.append(
                 self._envelope(self.outputs[-1].ask.rid)
-                + b'"choices":[]%b,"usage":%b}\n\n' % (model, orjson.dumps(usage))
+                + b'"choices":[],"usage":%b}\n\n' % orjson.dumps(usage)
             )
         return b"".join(parts)
 
