@@ -1,1 +1,1 @@
-"""Pure decisions: load ledger, policies, health, token counting. Time comes in as `now`, in seconds."""
+"""Pure decisions: load ledger, policies, health, token counting. Time comes in as an argument."""

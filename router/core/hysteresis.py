@@ -1,7 +1,7 @@
 """Two thresholds and a dwell: the only way anything here changes its mode.
 
-The router feeds it requests in flight and seconds; the engine plugin feeds it running requests and decode steps.
-The clock is whatever the caller counts in, as long as it never runs backwards.
+The router feeds it requests in flight and seconds; the engine plugin feeds it running requests and
+decode steps. The clock is whatever the caller counts in, as long as it never runs backwards.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Move(StrEnum):
 
 @dataclass(slots=True)
 class Hysteresis:
-    """A latch that is high above `up`, low at or below `down`, and keeps each state for at least `dwell`.
+    """A latch: high above `up`, low at or below `down`, and in each state for at least `dwell`.
 
     Between the thresholds it keeps its state. The first change is not held back by the dwell.
     """

@@ -69,9 +69,9 @@ class _RolePolicy(ABC):
                 on_spec += load.sequences
         role, reason = self._want(_Reading(in_flight, on_spec, now))
         wanted = [load for load in candidates if role is None or load.role is role]
-        if wanted:
-            return Decision(self._least_loaded(wanted), reason)
-        return Decision(self._least_loaded(candidates), Reason.ONLY_SERVER)
+        if not wanted or (role is None and len(wanted) == 1):
+            return Decision(self._least_loaded(candidates), Reason.ONLY_SERVER)
+        return Decision(self._least_loaded(wanted), reason)
 
     @abstractmethod
     def _want(self, reading: _Reading) -> tuple[Role | None, Reason]:

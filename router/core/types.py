@@ -66,9 +66,9 @@ class ServerSpec:
 class RequestShape:
     """What a request asks for, as far as its body tells.
 
-    `sequences` is n times the number of prompts; `prompt_tokens` is summed over the prompts and is an
-    estimate where only text was given; `max_tokens` is per sequence, None if the client set no limit;
-    `longest_prompt_tokens` is None where there is one prompt.
+    `sequences` is n times the number of prompts; `prompt_tokens` is summed over the prompts and is
+    an estimate where only text was given; `max_tokens` is per sequence, None if the client set no
+    limit; `longest_prompt_tokens` is None where there is one prompt.
     """
 
     sequences: int = 1
@@ -104,9 +104,10 @@ class Decision:
 class Policy(Protocol):
     """Chooses one of the servers that can take the request.
 
-    Called once per attempt, synchronously, with at least one candidate; candidates keep the order of the
-    configuration. `loads` are all servers, candidates or not: a server that is excluded for one attempt still
-    carries its load. `now` is monotonic, in seconds. A policy may hold state, but reads no clock.
+    Called once per attempt, synchronously, with at least one candidate; candidates keep the order
+    of the configuration. `loads` are all servers, candidates or not: a server that is excluded for
+    one attempt still carries its load. `now` is monotonic, in seconds. A policy may hold state, but
+    reads no clock.
     """
 
     @property
