@@ -1,0 +1,11 @@
+"""The ASGI types, as far as the data plane speaks them."""
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+Scope = Mapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]

@@ -1,0 +1,163 @@
+"""The router's own errors: one table of them, in the shape that OpenAI clients read.
+
+What an engine answers is passed on as it is. An error of the router carries `x-crossover-error`
+with its code, so that a user can tell who refused. How outcomes are chosen: a 4xx of either is
+`rejected` (the request's fault), 429 and 503 of an engine are `upstream_overload` (it lives, and
+says no), its other 5xx and everything broken are `upstream_error`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import orjson
+
+from router.core.types import Outcome
+from router.dataplane.asgi import Headers
+
+_BAD_GATEWAY = 502
+
+
+class BrokenResponse(Exception):  # noqa: N818  (a deed, not a fault)
+    """Raised out of the application to break a response that cannot be completed.
+
+    The cause is recorded already. ASGI has no other way to cut a body short: the server closes the
+    connection, and the client sees the framing broken.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """One of the router's own errors. `retry_after_s` is for those that pass by themselves."""
+
+    status: int
+    code: str
+    message: str
+    type: str = "invalid_request_error"
+    retry_after_s: int | None = None
+    outcome: Outcome = Outcome.REJECTED
+    close: bool = False
+    allow: frozenset[str] = frozenset()
+
+    def body(self) -> bytes:
+        """Return the JSON of it, as a response body or as the data of an event."""
+        error = {"message": self.message, "type": self.type, "param": None, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def event(self) -> bytes:
+        """Return it as one server-sent event."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> Headers:
+        """Return the response headers that belong to it, but for the length of its body."""
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"x-crossover-error", self.code.encode("ascii")),
+        ]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.allow:
+            headers.append((b"allow", ", ".join(sorted(self.allow)).encode("ascii")))
+        if self.close:
+            headers.append((b"connection", b"close"))
+        return headers
+
+
+def not_found() -> ErrorReply:
+    """No such path."""
+    return ErrorReply(404, "unknown_path", "This path is not relayed.")
+
+
+def method_not_allowed(allow: frozenset[str]) -> ErrorReply:
+    """The path takes other methods."""
+    allowed = ", ".join(sorted(allow))
+    return ErrorReply(405, "method_not_allowed", f"This path takes {allowed}.", allow=allow)
+
+
+def control_refused(*, has_key: bool) -> ErrorReply:
+    """A control path without the admin key, or in a disguise."""
+    way = (
+        "Send the admin key as a bearer token, and the path in its plain spelling."
+        if has_key
+        else "Set an admin key to allow it."
+    )
+    message = f"This path changes an engine's state and is not relayed. {way}"
+    return ErrorReply(403, "control_path_refused", message, "permission_error")
+
+
+def target_needed(names: Iterable[str]) -> ErrorReply:
+    """A request that is for one server names none, or an unknown one."""
+    message = f"Name the server in x-crossover-target: {', '.join(names)}."
+    return ErrorReply(400, "target_needed", message)
+
+
+def body_too_large(limit_bytes: int) -> ErrorReply:
+    """The request body is over the limit. The rest of it is not read."""
+    message = f"The request body is larger than {limit_bytes} bytes."
+    return ErrorReply(413, "body_too_large", message, close=True)
+
+
+def no_server() -> ErrorReply:
+    """No server is up."""
+    message = "No server can take the request now."
+    return ErrorReply(503, "no_server", message, "overloaded_error", retry_after_s=1)
+
+
+def upstream_unreachable(server: str) -> ErrorReply:
+    """No connection to any server that was tried; `server` was the last."""
+    message = f"No connection to server {server}."
+    return _upstream(_BAD_GATEWAY, "upstream_unreachable", message, retry_after_s=1)
+
+
+def upstream_broken(server: str) -> ErrorReply:
+    """The server closed the connection, or sent what is no HTTP, before or in its answer."""
+    return _upstream(_BAD_GATEWAY, "upstream_broken", f"Server {server} broke off its answer.")
+
+
+def upstream_truncated(server: str) -> ErrorReply:
+    """The answer ended before its declared or customary end."""
+    message = f"Server {server} ended its answer early."
+    return _upstream(_BAD_GATEWAY, "upstream_truncated", message, outcome=Outcome.TRUNCATED)
+
+
+def upstream_unreadable(server: str) -> ErrorReply:
+    """An answer that the router has to read could not be read."""
+    return _upstream(_BAD_GATEWAY, "upstream_unreadable", f"Server {server} sent no valid JSON.")
+
+
+def first_byte_timeout(server: str, limit_s: float) -> ErrorReply:
+    """Nothing came within the first-byte limit."""
+    message = f"Server {server} sent nothing for {limit_s:g} s."
+    return _upstream(504, "first_byte_timeout", message, outcome=Outcome.TIMEOUT)
+
+
+def idle_timeout(server: str, limit_s: float) -> ErrorReply:
+    """An answer had begun and then stood still."""
+    message = f"Server {server} stopped sending for {limit_s:g} s."
+    return _upstream(504, "idle_timeout", message, outcome=Outcome.TIMEOUT)
+
+
+def internal() -> ErrorReply:
+    """A fault of the router itself."""
+    return ErrorReply(
+        500, "internal", "Internal error.", "server_error", outcome=Outcome.UPSTREAM_ERROR
+    )
+
+
+def outcome_of(status: int) -> Outcome:
+    """How an attempt that was answered with this status ended."""
+    if status in (429, 503):
+        return Outcome.UPSTREAM_OVERLOAD
+    if status >= 500:
+        return Outcome.UPSTREAM_ERROR
+    return Outcome.REJECTED if status >= 400 else Outcome.OK
+
+
+def _upstream(
+    status: int,
+    code: str,
+    message: str,
+    *,
+    retry_after_s: int | None = None,
+    outcome: Outcome = Outcome.UPSTREAM_ERROR,
+) -> ErrorReply:
+    return ErrorReply(status, code, message, "upstream_error", retry_after_s, outcome)
