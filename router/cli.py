@@ -47,6 +47,13 @@ examples:
   crossover {command} --config crossover.yaml --threshold 16"""
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps each option on a line of its own, on a screen of 100 columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=29, width=100)
+
+
 @dataclass(frozen=True, slots=True)
 class _Command:
     help: str
@@ -200,7 +207,7 @@ def _parser(command: str) -> _Parser:
         usage=f"crossover {command} [options]",
         description=_COMMANDS[command].help,
         epilog=_SETTINGS_HELP.format(command=command),
-        formatter_class=_formatter(),
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
     for option in OPTIONS:
@@ -220,10 +227,6 @@ def _parser(command: str) -> _Parser:
             help=f"{option.help}{choices}{repeat}{default}",
         )
     return parser
-
-
-def _formatter() -> Callable[[str], argparse.HelpFormatter]:
-    return lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=29, width=100)
 
 
 def _resolve(parser: _Parser, arguments: Sequence[str]) -> tuple[Resolved, argparse.Namespace]:

@@ -18,12 +18,16 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 4 * 2**20
 
 
-class UnreachableError(Exception):
-    """The connection was refused or broke: nobody is there. The text is for the operator."""
+class EngineError(Exception):
+    """No good answer. The text is for the operator."""
 
 
-class NoAnswerError(Exception):
-    """Somebody is there, but gave no good answer. The text is for the operator."""
+class UnreachableError(EngineError):
+    """The connection was refused or broke: nobody is there."""
+
+
+class NoAnswerError(EngineError):
+    """Somebody is there, but gave no good answer, or none in time."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -81,8 +85,8 @@ class EngineApi:
                         raise NoAnswerError(f"GET {path}: more than {ANSWER_BYTES_MAX} bytes")
                 return bytes(body)
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            raise UnreachableError(f"GET {path}: {error or type(error).__name__}") from error
+            raise UnreachableError(f"GET {path}: {str(error) or type(error).__name__}") from error
         except httpx.TimeoutException as error:
             raise NoAnswerError(f"GET {path}: {type(error).__name__}") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise NoAnswerError(f"GET {path}: {error or type(error).__name__}") from error
+            raise NoAnswerError(f"GET {path}: {str(error) or type(error).__name__}") from error

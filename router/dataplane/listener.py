@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 import uvloop
 
-from router.dataplane.asgi import App
+from router.dataplane.app import CrossoverApp
 
 BACKLOG = 2048
 # Above that of common clients and proxies, so that it is they who close an idle connection.
@@ -76,8 +76,8 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-def serve(app: App, sock: socket.socket, listening: Callable[[], None]) -> bool:
-    """Serve `app` until SIGTERM or SIGINT. Once it is up, call `listening`; return whether it was."""
+def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None]) -> bool:
+    """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was."""
     config = uvicorn.Config(
         app,
         http="httptools",

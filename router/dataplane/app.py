@@ -1,0 +1,133 @@
+"""The composition root: every part is made and wired here, and nowhere else."""
+
+import time
+from collections.abc import Callable
+
+from router import __version__
+from router.core.health import ServerHealth
+from router.core.ledger import Ledger
+from router.core.policy import make_policy
+from router.core.steering import Steering
+from router.core.tokens import TokenModel
+from router.core.types import ServerSpec
+from router.dataplane.asgi import Receive, Scope, Send
+from router.dataplane.control import PATHS, Parts, create_control
+from router.dataplane.logs import log_request
+from router.dataplane.loop_lag import LoopLag
+from router.dataplane.metrics import Metrics, Sources
+from router.dataplane.probe import Prober
+from router.dataplane.record import RequestRecord
+from router.dataplane.relay import Relay, RelayLimits
+from router.dataplane.upstream import Pool, Upstream
+from router.settings import Settings
+
+
+class _Observer:
+    """Hands what the relay reports to the metrics and to the log."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def gap_observer(self, server: str) -> Callable[[float], None]:
+        return self._metrics.gap_observer(server)
+
+    def finished(self, record: RequestRecord) -> None:
+        self._metrics.finished(record)
+        log_request(record)
+
+
+class CrossoverApp:
+    """The ASGI application: the router's own paths to the control plane, all else to the relay."""
+
+    def __init__(self, relay: Relay, prober: Prober, lag: LoopLag, parts: Parts) -> None:
+        self.parts = parts
+        self._relay = relay
+        self._prober = prober
+        self._lag = lag
+        self._control = create_control(parts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection's request, or the application's life."""
+        if scope["type"] == "http":
+            if scope["path"] in PATHS:
+                await self._control(dict(scope), receive, send)
+            else:
+                await self._relay(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1003})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._relay.start()
+        self._prober.start()
+        self._lag.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._lag.stop()
+        await self._prober.aclose()
+        await self._relay.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    log_lines_dropped: Callable[[], int] = lambda: 0,
+) -> CrossoverApp:
+    """Make a router; its lifespan starts it. `clock` is monotonic, in seconds."""
+    servers = settings.servers
+    ledger = Ledger(servers)
+    health = {server.name: ServerHealth() for server in servers}
+    policy = make_policy(
+        settings.policy,
+        threshold=settings.threshold,
+        threshold_down=settings.threshold_down,
+        dwell_s=settings.dwell_s,
+    )
+    steering = Steering(servers, policy, ledger, health)
+    upstreams = [
+        Upstream(server, _pool(server, settings, clock), health[server.name], TokenModel())
+        for server in servers
+    ]
+    prober = Prober(servers, health, interval_s=settings.probe_interval_s, clock=clock)
+
+    def aborts() -> dict[str, int]:
+        aborter = relay.attempts.aborter
+        return {"sent": aborter.sent, "failed": aborter.failed, "dropped": aborter.dropped}
+
+    metrics = Metrics(
+        Sources(
+            servers=servers,
+            ledger=ledger,
+            health=health,
+            policy=policy,
+            parity_warnings=lambda: prober.parity_warnings,
+            clock=clock,
+            version=__version__,
+            aborts=aborts,
+            log_lines_dropped=log_lines_dropped,
+        )
+    )
+    relay = Relay(
+        upstreams,
+        steering,
+        ledger,
+        _Observer(metrics),
+        RelayLimits(settings.timeouts, settings.body_limit_bytes),
+        admin_key=settings.admin_key,
+        clock=clock,
+    )
+    parts = Parts(settings, ledger, health, steering, prober, metrics, clock, __version__)
+    return CrossoverApp(relay, prober, LoopLag(metrics.lag.observer(())), parts)
+
+
+def _pool(server: ServerSpec, settings: Settings, clock: Callable[[], float]) -> Pool:
+    return Pool(
+        server.url,
+        connect_timeout_s=settings.timeouts.connect_s,
+        keepalive_s=settings.keepalive_s,
+        clock=clock,
+    )

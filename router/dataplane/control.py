@@ -1,0 +1,145 @@
+"""The router's own endpoints: whether it lives, whether it is ready, what it knows and decides."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from router.core.health import ServerHealth
+from router.core.ledger import Ledger
+from router.core.steering import Steering
+from router.core.types import ServerLoad
+from router.dataplane.metrics import Metrics
+from router.dataplane.probe import Prober
+from router.settings import Settings
+
+HEALTHZ = "/healthz"
+READYZ = "/readyz"
+METRICS = "/metrics"
+STATE = "/crossover/state"
+DECISIONS = "/crossover/decisions"
+PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, DECISIONS})
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the endpoints show."""
+
+    settings: Settings
+    ledger: Ledger
+    health: Mapping[str, ServerHealth]
+    steering: Steering
+    prober: Prober
+    metrics: Metrics
+    clock: Callable[[], float]
+    version: str
+
+
+def create_control(parts: Parts) -> FastAPI:
+    """Build the application of the router's own endpoints."""
+    app = FastAPI(
+        title="Crossover", version=parts.version, docs_url=None, redoc_url=None, openapi_url=None
+    )
+
+    @app.get(HEALTHZ)
+    async def healthz() -> dict[str, str]:
+        """Live: this process answers. Says nothing about the servers."""
+        return {"status": "live"}
+
+    @app.get(READYZ)
+    async def readyz() -> JSONResponse:
+        """Ready: at least one server may be sent work."""
+        if any(health.up for health in parts.health.values()):
+            return JSONResponse({"status": "ready"})
+        servers = {
+            name: health.last_error or "no answer yet" for name, health in parts.health.items()
+        }
+        body = {"status": "not ready", "reason": "no server is up", "servers": servers}
+        return JSONResponse(body, status_code=503)
+
+    @app.get(METRICS)
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        return Response(generate_latest(parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.get(STATE)
+    async def state() -> dict[str, Any]:
+        """Servers, loads and policy as they are now."""
+        return _state(parts)
+
+    @app.get(DECISIONS)
+    async def decisions() -> dict[str, Any]:
+        """Return the latest decisions, newest first, with the loads that each was made on."""
+        now = parts.clock()
+        return {
+            "decisions": [
+                {
+                    "age_s": round(now - made.at, 3),
+                    "server": made.decision.server,
+                    "reason": made.decision.reason,
+                    "loads": {load.name: _load(load) for load in made.loads},
+                }
+                for made in reversed(parts.steering.recent)
+            ]
+        }
+
+    return app
+
+
+def _state(parts: Parts) -> dict[str, Any]:
+    settings, policy, now = parts.settings, parts.steering.policy, parts.clock()
+    return {
+        "version": parts.version,
+        "layout": settings.layout,
+        "policy": {
+            "name": policy.name,
+            "mode": policy.mode,
+            "switches": policy.switches,
+            "threshold": settings.threshold,
+            "threshold_down": settings.threshold_down,
+            "dwell_s": settings.dwell_s,
+        },
+        "servers": [
+            {
+                "name": server.name,
+                "role": server.role,
+                "url": server.url,
+                "gpus": server.gpus,
+                "load": _load(parts.ledger.load(server.name)),
+                **_health(parts.health[server.name], now),
+                "facts": _facts(parts.prober, server.name),
+            }
+            for server in settings.servers
+        ],
+        "parity_warnings": parts.prober.parity_warnings,
+        "oldest_request_s": parts.ledger.oldest_age_s(now),
+    }
+
+
+def _load(load: ServerLoad) -> dict[str, int]:
+    return {
+        "sequences": load.sequences,
+        "prefill_sequences": load.prefill_sequences,
+        "decode_sequences": load.decode_sequences,
+        "prefill_tokens": load.prefill_tokens,
+    }
+
+
+def _health(health: ServerHealth, now: float) -> dict[str, Any]:
+    token_at = health.last_token_at
+    return {
+        "state": health.state,
+        "up": health.up,
+        "state_age_s": None if health.since is None else round(now - health.since, 3),
+        "last_token_age_s": None if token_at is None else round(now - token_at, 3),
+        "last_error": health.last_error,
+        "context_length": health.context_length,
+    }
+
+
+def _facts(prober: Prober, name: str) -> dict[str, Any] | None:
+    facts = prober.facts(name)
+    return None if facts is None else asdict(facts)
