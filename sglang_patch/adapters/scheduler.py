@@ -1,0 +1,109 @@
+"""The scheduler: arms the switch, decides once per decode step, reserves what that step needs."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sglang_patch.adapters import eagle_v1, eagle_v2
+from sglang_patch.adapters.off_state import one_token
+from sglang_patch.config import Config, ConfigError, read_config
+from sglang_patch.refusals import Refusal, hybrid_refusal, refuse, server_refusals, worker_refusal
+from sglang_patch.switch import Switch
+
+ATTACH: dict[str, Callable[[Any, Switch], None]] = {
+    "EAGLEWorker": eagle_v1.attach,
+    "EAGLEWorkerV2": eagle_v2.attach,
+}
+
+
+def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any:
+    """Arm the switch once the worker that will serve exists (scheduler.py:675-715)."""
+    config = _config()
+    if config is None:
+        return original(scheduler)
+    refusals = server_refusals(scheduler.server_args) or hybrid_refusal(
+        scheduler.tp_worker.model_runner
+    )
+    if refusals:
+        scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank)
+        return original(scheduler)
+    original(scheduler)
+    worker = scheduler.draft_worker
+    attach = ATTACH.get(type(worker).__name__)
+    if attach is None:
+        scheduler.spec_switch = _inert(
+            config, worker_refusal(type(worker).__name__), scheduler.tp_rank
+        )
+        return None
+    switch = Switch(config, clock=time.perf_counter, rank=scheduler.tp_rank, trace=_trace(config))
+    attach(worker, switch)
+    switch.arm()
+    scheduler.spec_switch = switch
+    return None
+
+
+def _config() -> Config | None:
+    try:
+        return read_config(os.environ)
+    except ConfigError as error:
+        raise SystemExit(f"speculation switch: {error}") from None
+
+
+def _inert(config: Config, refusals: tuple[Refusal, ...], rank: int) -> Switch:
+    """End the process, or go on without the switch where that is allowed."""
+    reason = refuse(refusals, asked_by=config.asked_by, optional=config.optional)
+    return Switch(config, clock=time.perf_counter, rank=rank, reason=reason)
+
+
+def _trace(config: Config) -> Callable[[str], object] | None:
+    """Open the trace. One write call a line keeps lines of several ranks apart (O_APPEND)."""
+    if config.trace is None:
+        return None
+    stream = Path(config.trace).open("a", buffering=1)  # noqa: SIM115  open as long as the process
+    return stream.write
+
+
+def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
+    """Decide the step: after finished requests left (scheduler.py:2902), before the memory check (2913).
+
+    The filter runs here first and finds nothing to do the second time (schedule_batch.py:2436). It
+    would have told the stock code that the batch has room again (2977), so that is done here, too.
+    """
+    switch: Switch | None = getattr(scheduler, "spec_switch", None)
+    if switch is None or switch.reason is not None:
+        return original(scheduler, batch)
+    before = batch.batch_size()
+    batch.filter_batch(v1_spec_info_filtered=True)
+    if batch.is_empty():
+        return original(scheduler, batch)
+    if batch.batch_size() < before:
+        batch.batch_is_full = False
+    batch.spec_switch = None  # ask for what an ON step reserves
+    on_tokens = batch.new_tokens_required_next_decode()
+    free_tokens = (
+        batch.token_to_kv_pool_allocator.available_size() + batch.tree_cache.evictable_size()
+    )
+    switch.decide(batch.batch_size(), free_tokens, on_tokens, scheduler.forward_ct)
+    batch.spec_switch = switch
+    if not (switch.off and batch.is_spec_v2):
+        return original(scheduler, batch)
+    # v2 reserves twice get_alloc_len_per_decode() (eagle_info_v2.py:119-136), which reads the server
+    # arguments: one slot for this step and one for the step in flight.
+    with one_token(scheduler.server_args):
+        return original(scheduler, batch)
+
+
+def new_tokens_required_next_decode(
+    original: Callable[..., Any], batch: Any, selected_indices: list[int] | None = None
+) -> Any:
+    """v1, OFF: exactly the new pages. verify() allocates as for a prefill and raises if they are not there
+    (common.py:356-395), instead of retracting, so neither more nor less will do.
+    """
+    switch: Switch | None = getattr(batch, "spec_switch", None)
+    if switch is None or not switch.off or batch.is_spec_v2:
+        return original(batch, selected_indices)
+    page_size = batch.token_to_kv_pool_allocator.page_size
+    requests = batch.reqs if selected_indices is None else [batch.reqs[i] for i in selected_indices]
+    return page_size * sum(request.kv_committed_len % page_size == 0 for request in requests)

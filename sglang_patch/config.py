@@ -1,0 +1,173 @@
+"""What the operator asked for: flags, exported to the environment, which is what reaches the scheduler processes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sglang_patch.rule import Rule, ScheduledRule, ThresholdRule
+
+PREFIX = "SGLANG_SPEC_SWITCH_"
+DEFAULT_DWELL_STEPS = 16
+DEFAULT_ENABLE_SHARE = 0.8
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used. The text names it, says why, and how to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its flag (None for a diagnostic), its name in the environment, and its help."""
+
+    name: str
+    flag: str | None
+    help: str
+    switch: bool = False
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return PREFIX + self.name
+
+    @property
+    def spelled(self) -> str:
+        """How messages call it."""
+        return self.flag or self.variable
+
+
+DISABLE = Setting(
+    "DISABLE_BATCH_THRESHOLD",
+    "--speculative-disable-batch-threshold",
+    "Decode without speculation while more than this many requests are running.",
+)
+ENABLE = Setting(
+    "ENABLE_BATCH_THRESHOLD",
+    "--speculative-enable-batch-threshold",
+    "Speculate again once this many requests or fewer are running "
+    f"(default: {DEFAULT_ENABLE_SHARE} of the disabling threshold).",
+)
+DWELL = Setting(
+    "DWELL_STEPS",
+    "--speculative-switch-dwell-steps",
+    f"Decode steps that each mode lasts at least (default: {DEFAULT_DWELL_STEPS}).",
+)
+OPTIONAL = Setting(
+    "OPTIONAL",
+    "--speculative-switch-optional",
+    "Start without the switch, with a warning, where it cannot work; the default is to refuse to start.",
+    switch=True,
+)
+SCHEDULE = Setting(
+    "SCHEDULE", None, "Diagnostic: on, off, every:K or random:SEED forces the mode by decode step."
+)
+TRACE = Setting("TRACE", None, "Diagnostic: file that gets one JSON line per decode step and rank.")
+SKIP_DRAFT_EXTEND = Setting(
+    "SKIP_DRAFT_EXTEND",
+    None,
+    "Diagnostic: OFF steps leave the draft stale. For timing only: acceptance collapses.",
+    switch=True,
+)
+SETTINGS = (DISABLE, ENABLE, DWELL, OPTIONAL, SCHEDULE, TRACE, SKIP_DRAFT_EXTEND)
+FLAGS = tuple(setting for setting in SETTINGS if setting.flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A valid configuration in which speculation may switch."""
+
+    disable_above: int | None
+    enable_at: int | None
+    dwell_steps: int = DEFAULT_DWELL_STEPS
+    optional: bool = False
+    schedule: ScheduledRule | None = None
+    trace: str | None = None
+    skip_draft_extend: bool = False
+
+    @property
+    def asked_by(self) -> str:
+        """The setting that asked for switching, for messages."""
+        return (DISABLE if self.disable_above is not None else SCHEDULE).spelled
+
+    def make_rule(self) -> Rule:
+        """Build a fresh rule: the schedule, if one is set, overrides the thresholds."""
+        if self.schedule is not None:
+            return self.schedule
+        assert self.disable_above is not None
+        assert self.enable_at is not None
+        return ThresholdRule(self.disable_above, self.enable_at, self.dwell_steps)
+
+
+def is_requested(environ: Mapping[str, str]) -> bool:
+    """Tell whether anything asks for switching; if not, the engine is left exactly as it is."""
+    return any(environ.get(setting.variable, "") for setting in (DISABLE, ENABLE, DWELL, SCHEDULE))
+
+
+def is_optional(environ: Mapping[str, str]) -> bool:
+    """Tell whether to go on without the switch where it cannot work."""
+    return _switch(environ, OPTIONAL)
+
+
+def read_config(environ: Mapping[str, str]) -> Config | None:
+    """Return the configuration, None if nothing asks for switching. ConfigError on what cannot be used."""
+    if not is_requested(environ):
+        return None
+    disable_above = _number(environ, DISABLE)
+    schedule = _schedule(environ)
+    if disable_above is None and schedule is None:
+        given = next(s for s in (ENABLE, DWELL) if environ.get(s.variable, ""))
+        raise ConfigError(
+            f"{given.spelled} has no effect without {DISABLE.flag}: set {DISABLE.flag}, or remove it."
+        )
+    return Config(
+        disable_above=disable_above,
+        enable_at=_enable_at(environ, disable_above),
+        dwell_steps=_number(environ, DWELL, DEFAULT_DWELL_STEPS) or 0,
+        optional=is_optional(environ),
+        schedule=schedule,
+        trace=environ.get(TRACE.variable) or None,
+        skip_draft_extend=_switch(environ, SKIP_DRAFT_EXTEND),
+    )
+
+
+def _enable_at(environ: Mapping[str, str], disable_above: int | None) -> int | None:
+    enable_at = _number(environ, ENABLE)
+    if disable_above is None:
+        return enable_at
+    if enable_at is None:
+        return max(min(1, disable_above), int(DEFAULT_ENABLE_SHARE * disable_above))
+    if enable_at > disable_above:
+        raise ConfigError(
+            f"{ENABLE.flag} {enable_at} exceeds {DISABLE.flag} {disable_above}: "
+            f"the mode would be undefined between them. Use at most {disable_above}."
+        )
+    if enable_at == 0 < disable_above:
+        raise ConfigError(
+            f"{ENABLE.flag} 0 would never switch speculation on again: a decode step has one request at least. "
+            "Use 1 or more."
+        )
+    return enable_at
+
+
+def _number(environ: Mapping[str, str], setting: Setting, default: int | None = None) -> int | None:
+    text = environ.get(setting.variable, "")
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"{setting.spelled} must be a whole number of 0 or more, not {text!r}.")
+    return int(text)
+
+
+def _switch(environ: Mapping[str, str], setting: Setting) -> bool:
+    text = environ.get(setting.variable, "").lower()
+    if text not in ("", "0", "false", "1", "true"):
+        raise ConfigError(f"{setting.spelled} must be 1 or 0, not {text!r}.")
+    return text in ("1", "true")
+
+
+def _schedule(environ: Mapping[str, str]) -> ScheduledRule | None:
+    text = environ.get(SCHEDULE.variable, "")
+    if not text:
+        return None
+    try:
+        return ScheduledRule.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{SCHEDULE.variable}: {error}.") from None

@@ -1,0 +1,241 @@
+"""Every name of SGLang that the plugin hooks or calls, with the parameters it relies on.
+
+SGLang only logs a hook whose target is missing and serves on without it, so this table is compared with
+the installed source before anything is registered.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """The process in which a hook belongs."""
+
+    LAUNCHER = "launcher"
+    SCHEDULER = "scheduler"
+
+
+class Kind(StrEnum):
+    """How a name is used, and so what must agree."""
+
+    HOOK = "hook"  # parameters must be exactly these
+    CALL = "call"  # these parameters must be among its own
+    FIELDS = "fields"  # a class whose body must assign or annotate these
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One row. `target` is `module:Class.name`; `adapter` is `module:function` in `sglang_patch.adapters`."""
+
+    target: str
+    parameters: tuple[str, ...]
+    role: Role
+    why: str
+    adapter: str | None = None
+    kind: Kind = Kind.HOOK
+
+    @property
+    def module(self) -> str:
+        """The module that defines the target."""
+        return self.target.partition(":")[0]
+
+    @property
+    def path(self) -> str:
+        """The target as SGLang's hook registry spells it."""
+        return self.target.replace(":", ".")
+
+
+def _hook(
+    target: str, parameters: str, adapter: str, why: str, role: Role = Role.SCHEDULER
+) -> Hook:
+    return Hook(f"sglang.srt.{target}", tuple(parameters.split()), role, why, adapter)
+
+
+def _call(target: str, parameters: str, why: str, kind: Kind = Kind.CALL) -> Hook:
+    return Hook(f"sglang.srt.{target}", tuple(parameters.split()), Role.SCHEDULER, why, kind=kind)
+
+
+FLAG_HOOKS = (
+    _hook(
+        "server_args:ServerArgs.add_cli_args",
+        "parser",
+        "server_args:add_cli_args",
+        "adds the flags",
+        Role.LAUNCHER,
+    ),
+    _hook(
+        "server_args:ServerArgs.from_cli_args",
+        "cls args",
+        "server_args:from_cli_args",
+        "exports the flags to the environment; refuses",
+        Role.LAUNCHER,
+    ),
+)
+LAUNCHER_HOOKS = (
+    _hook(
+        "server_args:ServerArgs.check_server_args",
+        "self",
+        "server_args:check_server_args",
+        "refuses where no flags are parsed",
+        Role.LAUNCHER,
+    ),
+)
+SCHEDULER_HOOKS = (
+    _hook(
+        "managers.scheduler:Scheduler.maybe_init_draft_worker",
+        "self",
+        "scheduler:maybe_init_draft_worker",
+        "arms the switch",
+    ),
+    _hook(
+        "managers.scheduler:Scheduler.update_running_batch",
+        "self batch",
+        "scheduler:update_running_batch",
+        "decides each decode step",
+    ),
+    _hook(
+        "managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
+        "self selected_indices",
+        "scheduler:new_tokens_required_next_decode",
+        "reserves what an OFF step needs",
+    ),
+    _hook(
+        "speculative.eagle_worker:EAGLEWorker.forward_batch_generation",
+        "self batch",
+        "eagle_v1:forward_batch_generation",
+        "v1: proves that the worker is live",
+    ),
+    _hook(
+        "speculative.eagle_worker:EAGLEWorker.draft",
+        "self batch",
+        "eagle_v1:draft",
+        "v1: OFF drafts nothing",
+    ),
+    _hook(
+        "speculative.eagle_worker:EAGLEWorker.verify",
+        "self batch",
+        "eagle_v1:verify",
+        "v1: OFF verifies one token",
+    ),
+    _hook(
+        "speculative.eagle_worker:EAGLEWorker.forward_draft_extend_after_decode",
+        "self batch",
+        "eagle_v1:forward_draft_extend_after_decode",
+        "v1: OFF keeps the draft in step",
+    ),
+    _hook(
+        "speculative.eagle_worker_v2:EAGLEWorkerV2.forward_batch_generation",
+        "self model_worker_batch",
+        "eagle_v2:forward_batch_generation",
+        "v2: proves that the worker is live; sizes of a step",
+    ),
+    _hook(
+        "speculative.eagle_worker_v2:EagleDraftWorker.draft",
+        "self model_worker_batch",
+        "eagle_v2:draft",
+        "v2: OFF drafts nothing",
+    ),
+    _hook(
+        "speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
+        "self batch batch_result",
+        "eagle_v2:draft_extend_for_decode",
+        "v2: OFF keeps the draft in step",
+    ),
+    _hook(
+        "managers.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin.process_batch_result_decode",
+        "self batch result",
+        "metrics:process_batch_result_decode",
+        "knows whose result is counted",
+    ),
+    _hook(
+        "observability.scheduler_metrics_mixin:SchedulerMetricsMixin.update_spec_metrics",
+        "self bs num_correct_drafts",
+        "metrics:update_spec_metrics",
+        "keeps OFF steps out of accept lengths",
+    ),
+    _hook(
+        "observability.scheduler_metrics_mixin:SchedulerMetricsMixin.report_decode_stats",
+        "self can_run_cuda_graph running_batch num_correct_drafts",
+        "metrics:report_decode_stats",
+        "no division by zero; reports the switch",
+    ),
+    _hook(
+        "observability.scheduler_metrics_mixin:SchedulerMetricsMixin.get_loads",
+        "self req",
+        "metrics:get_loads",
+        "spec_switch in /v1/loads",
+    ),
+    _hook(
+        "managers.scheduler:Scheduler.get_internal_state",
+        "self recv_req",
+        "metrics:get_internal_state",
+        "spec_switch in /server_info",
+    ),
+    _hook(
+        "model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._profile_available_bytes",
+        "self pre_model_load_memory",
+        "memory:profile_available_bytes",
+        "budgets the OFF graphs before the KV pool",
+    ),
+)
+CALLS = (
+    _call(
+        "managers.schedule_batch:ScheduleBatch.filter_batch",
+        "v1_spec_info_filtered",
+        "filters before the decision",
+    ),
+    _call(
+        "managers.utils:get_alloc_len_per_decode", "", "v2's reservation, by the server arguments"
+    ),
+    _call(
+        "model_executor.model_runner:ModelRunner._get_attention_backend",
+        "init_new_workspace",
+        "second target backend",
+    ),
+    _call(
+        "model_executor.cuda_graph_runner:CudaGraphRunner.__init__",
+        "model_runner attn_backend speculative_num_steps speculative_num_draft_tokens",
+        "second target graph set",
+    ),
+    _call(
+        "speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner.__init__",
+        "eagle_worker draft_extend_attn_backend speculative_num_steps",
+        "one-token extend graphs",
+    ),
+    _call(
+        "speculative.draft_utils:DraftBackendFactory.__init__",
+        "server_args draft_model_runner topk speculative_num_steps",
+        "extend backend",
+    ),
+    _call(
+        "speculative.draft_utils:DraftBackendFactory.create_draft_extend_backend",
+        "",
+        "extend backend",
+    ),
+    _call(
+        "speculative.eagle_info:EagleVerifyInput",
+        "draft_token custom_mask positions retrieve_index retrieve_next_token retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num capture_hidden_mode seq_lens_sum seq_lens_cpu",
+        "one-node verify input",
+        Kind.FIELDS,
+    ),
+    _call(
+        "speculative.eagle_info:EagleDraftInput",
+        "hidden_states topk_p topk_index bonus_tokens capture_hidden_mode",
+        "next draft input",
+        Kind.FIELDS,
+    ),
+    _call(
+        "managers.utils:GenerationBatchResult",
+        "num_correct_drafts can_run_cuda_graph speculative_num_draft_tokens",
+        "a step's result",
+        Kind.FIELDS,
+    ),
+    _call(
+        "managers.io_struct:GetLoadsReqOutput",
+        "dp_rank num_running_reqs speculative",
+        "load answer, extended",
+        Kind.FIELDS,
+    ),
+    _call("utils:get_available_gpu_memory", "device gpu_id empty_cache", "memory in the log"),
+)
+TABLE = (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS, *CALLS)
