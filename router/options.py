@@ -222,7 +222,7 @@ OPTIONS: tuple[Option, ...] = (
         in_file=False,
     ),
     Option("spec_url", Urls(), (), "server with speculative decoding", repeated=True),
-    Option("base_url", Urls(), (), "server without it", repeated=True),
+    Option("base_url", Urls(), (), "server without speculative decoding", repeated=True),
     Option(
         "layout",
         OneOf(tuple(Layout)),

@@ -161,9 +161,18 @@ async def test_it_starts_with_both_servers_down_and_admits_each_as_it_comes_up()
     assert made.errors == []
 
 
-async def test_what_it_did_is_in_log_metrics_state_and_decisions() -> None:
+async def test_what_it_did_is_in_log_metrics_state_and_decisions(tmp_path: Path) -> None:
     spec, base = free_port(), free_port()
-    urls = ("--spec-url", f"http://127.0.0.1:{spec}", "--base-url", f"http://127.0.0.1:{base}")
+    key = tmp_path / "key"
+    key.write_text("hunter2")
+    urls = (
+        "--admin-key-file",
+        str(key),
+        "--spec-url",
+        f"http://127.0.0.1:{spec}",
+        "--base-url",
+        f"http://127.0.0.1:{base}",
+    )
     async with engine("spec", spec), engine("base", base), router(*urls) as made:
         async with client_of(made) as client:
             await ready(client, "spec", "base")
@@ -190,8 +199,10 @@ async def test_what_it_did_is_in_log_metrics_state_and_decisions() -> None:
             state = (await client.get("/crossover/state")).json()
             assert state["policy"]["name"] == "threshold"
             assert [server["context_length"] for server in state["servers"]] == [8192, 8192]
+            assert "hunter2" not in json.dumps(state) + metrics
             assert any("max_running_requests" in warning for warning in state["parity_warnings"])
         assert await made.terminate() == 0
+    assert not [line for line in made.lines if "hunter2" in line]
     (line,) = made.logged(request_id="mine-1")
     assert (line["server"], line["reason"], line["outcome"]) == ("spec", "below_threshold", "ok")
     assert len(made.logged(message="request")) == 3

@@ -1,0 +1,90 @@
+"""The documents name what there is, and nothing else."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from router.core.health import ServerHealth
+from router.core.ledger import Ledger
+from router.core.policy import make_policy
+from router.core.types import Outcome, Reason, Role, ServerSpec
+from router.dataplane.metrics import Metrics, Sources
+from router.dataplane.record import RequestRecord
+from router.options import OPTIONS
+from router.server_list import SERVER_KEYS
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def rows(document: str, heading: str) -> dict[str, list[str]]:
+    """Return the rows of the first table after a heading, by the word in their first cell."""
+    text = (DOCS / document).read_text().split(f"{heading}\n", 1)[1]
+    table = text[text.index("\n|") :].split("\n\n")[0].strip().splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    expected = [
+        f"| {f'`{option.name}`' if option.in_file else '-'} | `{option.flag}` | `{option.env}` |"
+        f" {option.shown_default} | {option.kind.allowed} | {option.help} |"
+        for option in OPTIONS
+    ]
+    text = (DOCS / "settings.md").read_text()
+    table = text[text.index("| key | flag |") :].split("\n\n")[0].splitlines()[2:]
+    assert table == expected
+
+
+def test_every_key_of_a_server_is_documented() -> None:
+    assert tuple(rows("settings.md", "## Servers")) == tuple(SERVER_KEYS)
+
+
+def test_every_metric_is_documented_with_its_type_and_labels() -> None:
+    server = ServerSpec("s", Role.SPEC, "http://h:1")
+    health = {"s": ServerHealth(context_length=1)}
+    ledger = Ledger([server])
+    sources = Sources(
+        servers=[server],
+        ledger=ledger,
+        health=health,
+        policy=make_policy("threshold"),
+        parity_warnings=list,
+        clock=lambda: 0.0,
+        version="0",
+        aborts=lambda: {"sent": 0},
+        log_lines_dropped=lambda: 0,
+    )
+    metrics = Metrics(sources)
+    metrics.finished(
+        RequestRecord(
+            "r", "e", streaming=True, server="s", role=Role.SPEC, reason=Reason.FIXED, attempts=2,
+            ttft_s=0.1,
+        )
+    )  # fmt: skip
+    metrics.gap_observer("s")(0.1)
+    metrics.lag.observe((), 0.1)
+    found = {}
+    for family in metrics.collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = [label for label in family.samples[0].labels if label != "le"]
+        found[name] = [family.type, sorted(labels)]
+    told = rows("metrics.md", "# Metrics")
+    assert {name: [cells[0], sorted(words(cells[1]))] for name, cells in told.items()} == found
+
+
+@pytest.mark.parametrize(("heading", "enum"), [("## Reasons", Reason), ("## Outcomes", Outcome)])
+def test_every_word_of_a_closed_set_is_documented(
+    heading: str, enum: type[Reason] | type[Outcome]
+) -> None:
+    assert list(rows("metrics.md", heading)) == [member.value for member in enum]
+
+
+def test_every_field_of_the_request_log_is_documented() -> None:
+    text = (DOCS / "metrics.md").read_text().split("## The request log\n", 1)[1]
+    assert words(text) == [field.name for field in fields(RequestRecord)]
