@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -314,8 +315,8 @@ async def a_waiting_stream_has_no_head_but_generate_has(target: Target) -> None:
 
 @behaviour
 async def an_abort_ends_a_running_stream_and_frees_it(target: Target) -> None:
-    rid = "0123456789abcdef0123456789abcdef"
     for api in (CHAT, COMPLETION):
+        rid = uuid.uuid4().hex
         body = target.body(api, target.long_tokens, stream=True, rid=rid)
         async with client_of(target) as client, client.stream("POST", api, json=body) as response:
             seen = events(response)
@@ -333,14 +334,17 @@ async def an_abort_ends_a_running_stream_and_frees_it(target: Target) -> None:
 async def an_abort_reaches_all_that_a_live_rid_is_a_prefix_of(target: Target) -> None:
     async def run(rid: str) -> str:
         body = target.body(COMPLETION, target.long_tokens, rid=rid)
-        reason: str = (await post(target, COMPLETION, body)).json()["choices"][0]["finish_reason"]
+        response = await post(target, COMPLETION, body)
+        assert response.status_code == 200, response.text
+        reason: str = response.json()["choices"][0]["finish_reason"]
         return reason
 
-    both = asyncio.gather(run("prefix"), run("prefix-and-more"))
+    rid = uuid.uuid4().hex
+    both = asyncio.gather(run(rid), run(f"{rid}-and-more"))
     await until_load(target, num_running_reqs=2)
-    assert (await post(target, "/abort_request", {"rid": "pre"})).status_code == 200
+    assert (await post(target, "/abort_request", {"rid": rid[:8]})).status_code == 200
     assert (await load(target))["num_running_reqs"] == 2
-    await post(target, "/abort_request", {"rid": "prefix"})
+    await post(target, "/abort_request", {"rid": rid})
     assert await both == ["abort", "abort"]
     await until_load(target, num_running_reqs=0)
 
@@ -407,13 +411,14 @@ async def a_request_longer_than_the_context_is_refused(target: Target) -> None:
 
 @behaviour
 async def a_live_rid_is_not_taken_twice(target: Target) -> None:
-    body = target.body(COMPLETION, target.long_tokens, stream=True, rid="taken")
+    rid = uuid.uuid4().hex
+    body = target.body(COMPLETION, target.long_tokens, stream=True, rid=rid)
     async with (
         client_of(target) as client,
         client.stream("POST", COMPLETION, json=body) as response,
     ):
         assert await anext(events(response))
-        again = await client.post(COMPLETION, json=target.body(COMPLETION, 4, rid="taken"))
+        again = await client.post(COMPLETION, json=target.body(COMPLETION, 4, rid=rid))
         assert_flat_error(again, 400, "BadRequestError")
     await until_load(target, num_running_reqs=0)
 
