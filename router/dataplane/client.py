@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from router.dataplane.asgi import Receive
 
-
 OnGone = Callable[[], None]
 
 

@@ -21,9 +21,8 @@ _HOP_BY_HOP = frozenset(
 _REQUEST_DROPPED = _HOP_BY_HOP | {
     b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID, TARGET,
 }  # fmt: skip
-# Our HTTP server dates every response itself.
 _RESPONSE_DROPPED = _HOP_BY_HOP | {
-    b"date", REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",
+    REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",
 }  # fmt: skip
 _REQUEST_ID_PLAIN = re.compile(rb"[\x21-\x7e]{1,128}")
 
