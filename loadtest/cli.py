@@ -12,9 +12,9 @@ import httpx
 
 from loadtest import results
 from loadtest.client import LoadClient, RunResult
-from loadtest.connection import Target
 from loadtest.pacing import ClosedLoop, Ramp
 from loadtest.stats import summarise
+from loadtest.target import Target
 from loadtest.workload import Fixed, Workload
 
 API_KEY_VARIABLE = "CROSSOVER_API_KEY"

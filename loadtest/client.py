@@ -10,13 +10,25 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from loadtest.connection import Connection, Pool, Target
 from loadtest.pacing import Pacer
 from loadtest.record import Ending, RequestRow
 from loadtest.tally import Tally
+from loadtest.target import Target
 from loadtest.workload import Workload
+from router.dataplane.asgi import Headers
+from router.dataplane.upstream import (
+    BadResponse,
+    BodyTruncated,
+    ConnectError,
+    Connection,
+    Pool,
+    UpstreamError,
+)
 
 TICK_S = 0.02
+CONNECT_TIMEOUT_S = 10.0
+# Well below the keep-alive of common servers (uvicorn: 5 s), whose close could meet a request.
+KEEPALIVE_S = 2.0
 ROWS_MAX = 1_000_000
 ERROR_BODY_BYTES_MAX = 4096
 LAGS_MAX = 1_000_000
@@ -24,20 +36,26 @@ LAGS_MAX = 1_000_000
 FAILURES_IN_A_ROW_MAX = 50
 
 
+def _ending(error: UpstreamError) -> Ending:
+    if isinstance(error, BodyTruncated):
+        return Ending.TRUNCATED
+    return Ending.PROTOCOL if isinstance(error, BadResponse) else Ending.RESET
+
+
 class _Request:
     """One request in flight: the sink of its answer and the writer of its row."""
 
-    __slots__ = ("_error_body", "_row_of", "connection", "last_activity", "row", "tally")
+    __slots__ = ("_error_body", "_run", "connection", "last_activity", "row", "tally")
 
     def __init__(self, row: RequestRow, run: "LoadClient", now: float) -> None:
         self.row = row
         self.tally = Tally()
         self.connection: Connection | None = None
         self.last_activity = now
-        self._row_of = run
+        self._run = run
         self._error_body = b""
 
-    def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def on_head(self, status: int, headers: Headers) -> None:
         self.row.status = status
         for name, value in headers:
             if name == b"x-crossover-server":
@@ -45,8 +63,8 @@ class _Request:
             elif name == b"x-crossover-reason":
                 self.row.reason = value.decode("latin-1")
 
-    def data(self, chunk: bytes, now: float) -> None:
-        self.last_activity = now
+    def on_body(self, chunk: bytes) -> None:
+        now = self.last_activity = time.monotonic()
         self.row.body_bytes += len(chunk)
         if self.row.status == 200:
             try:
@@ -56,7 +74,7 @@ class _Request:
         elif len(self._error_body) < ERROR_BODY_BYTES_MAX:
             self._error_body += chunk
 
-    def ended(self) -> None:
+    def on_end(self) -> None:
         message = None
         if self.row.status != 200:
             ending = Ending.HTTP
@@ -68,18 +86,19 @@ class _Request:
             ending = Ending.OK
         else:
             ending, message = Ending.TRUNCATED, "the stream ended without [DONE]"
-        self._row_of.finish(self, ending, message)
+        self._run.finish(self, ending, message)
 
-    def failed(self, ending: Ending, message: str) -> None:
+    def on_fail(self, error: UpstreamError) -> None:
+        ending, message = _ending(error), str(error)
         if self.tally.error_event is not None:
             ending, message = Ending.STREAM_ERROR, self.tally.error_message() or message
-        self._row_of.finish(self, ending, message)
+        self._run.finish(self, ending, message)
 
     def drop(self, ending: Ending, message: str | None = None) -> None:
         """End the request from this side: the server sees the connection close."""
         if self.connection is not None:
             self.connection.abort()
-        self._row_of.finish(self, ending, message)
+        self._run.finish(self, ending, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +157,7 @@ class LoadClient:
     rows: list[RequestRow] = field(default_factory=list)
     _pool: Pool = field(init=False)
     _active: set[_Request] = field(default_factory=set)
-    _connects: set[asyncio.Task[None]] = field(default_factory=set)
+    _sends: set[asyncio.Task[None]] = field(default_factory=set)
     _done: dict[str, _Done] = field(default_factory=dict)
     _lags: "array[float]" = field(default_factory=lambda: array("d"))
     _errors: int = 0
@@ -147,9 +166,15 @@ class LoadClient:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
     _gave_up: str | None = None
+    _bug: BaseException | None = None
 
     def __post_init__(self) -> None:
-        self._pool = Pool(self.target)
+        self._pool = Pool(
+            self.target.url,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            keepalive_s=KEEPALIVE_S,
+            clock=time.monotonic,
+        )
 
     async def run(self) -> RunResult:
         """Run to the end and return the rows, in the order of their start."""
@@ -158,12 +183,14 @@ class LoadClient:
         try:
             self._tick(self._began)
             await self._ended.wait()
+            if self._bug is not None:
+                raise self._bug
         finally:
             elapsed = self._elapsed()
             self._stopped = True
             for request in tuple(self._active):
                 request.drop(Ending.CUT)
-            for task in self._connects:
+            for task in self._sends:
                 task.cancel()
             self._pool.close()
         duration_s = elapsed if self.cut_s is None else min(elapsed, self.cut_s)
@@ -252,31 +279,30 @@ class LoadClient:
 
     def _start(self, intended_s: float) -> None:
         ask = self.workload.ask(len(self.rows))
-        request_bytes = self.target.request(self.workload.body(ask))
+        body = self.workload.body(ask)
         now = time.monotonic()
         row = RequestRow(ask.index, intended_s, now - self._began, ask.output_tokens)
         request = _Request(row, self, now)
         self.rows.append(row)
         self._active.add(request)
-        connection = self._pool.take(now)
-        if connection is not None:
-            request.connection = connection
-            connection.start(request_bytes, request)
-        else:
-            task = asyncio.create_task(self._connect_and_start(request, request_bytes))
-            self._connects.add(task)
-            task.add_done_callback(self._connects.discard)
+        task = asyncio.create_task(self._send(request, body))
+        self._sends.add(task)
+        task.add_done_callback(self._sent)
 
-    async def _connect_and_start(self, request: _Request, request_bytes: bytes) -> None:
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sends.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._bug = task.exception()
+            self._stopped = True
+
+    async def _send(self, request: _Request, body: bytes) -> None:
         try:
-            connection = await self._pool.connect()
-        except TimeoutError:
-            request.drop(Ending.TIMEOUT, "no connection in time")
-        except OSError as error:
-            request.drop(Ending.CONNECT, error.strerror or str(error))
-        else:
-            if request not in self._active:
-                connection.abort()
-                return
-            request.connection = connection
-            connection.start(request_bytes, request)
+            connection = await self._pool.connection()
+        except ConnectError as error:
+            request.drop(Ending.CONNECT, str(error))
+            return
+        if request not in self._active:
+            connection.abort()
+            return
+        request.connection = connection
+        connection.start(request, self.target.head(body), body)

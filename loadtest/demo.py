@@ -16,7 +16,6 @@ from typing import TextIO
 from loadtest import results, verdict
 from loadtest.children import ChildError
 from loadtest.client import LoadClient, RunResult
-from loadtest.connection import Target
 from loadtest.engines import ENGINES
 from loadtest.forecast import FIXED_POLICIES, ROUTED, Forecast, forecast
 from loadtest.live import REFRESH_S, Look, Rate, View, decisions, make_view
@@ -24,6 +23,7 @@ from loadtest.rig import Rig
 from loadtest.scenarios import SCENARIOS, Scenario, rise_and_fall
 from loadtest.sim_server import MODEL_NAME
 from loadtest.stats import summarise, timeline
+from loadtest.target import Target
 from loadtest.workload import CHAT_MIX, Workload
 from router.core.types import Layout
 
@@ -220,6 +220,7 @@ def _demo(options: Options, argv: Sequence[str]) -> int:
     view = make_view(stream)
     try:
         view.say(f"{options.scenario.title}; {options.layout} GPUs; seed {options.seed}")
+        view.say("Asking the engine models what to expect ...")
         ahead = forecast(options.scenario, options.layout, options.workload, options.engine_s)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             measured = runner.run(_measure(options, ahead, view))

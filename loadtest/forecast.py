@@ -1,7 +1,7 @@
 """What the engine models say about a load before it is run: each policy's rate, K, and the rivals.
 
-K is chosen with hindsight on the very load that is run. That is what a fixed policy can reach at
-best; a policy that learns has to find it.
+On disjoint GPUs K is the best for the very load that is run, chosen with hindsight, which is what a
+fixed rule can reach at most. On shared GPUs it is where the two curves cross at a steady load.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,8 @@ from router.core.types import Layout, Role
 
 _THRESHOLDS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _LEVELS = (1, 2, 4, 8, 16, 32, 64)
+# Long enough for a steady rate, on a clock of 1.
+STEADY_S = 20.0
 _Server = tuple[Role, EngineParams]
 
 ROUTED = "routed"
@@ -50,7 +52,7 @@ def forecast(scenario: Scenario, layout: Layout, workload: Workload, engine_s: f
     if layout is Layout.DISJOINT:
         threshold = max(_THRESHOLDS, key=lambda k: rate(policy, k))
     else:
-        threshold = _crossing(spec, base, workload, engine_s)
+        threshold = _crossing(spec, base, workload, STEADY_S * scenario.clock)
     runs = {name: rate(name) for name in FIXED_POLICIES} | {ROUTED: rate(policy, threshold)}
     pairs = {
         f"two {scenario.base}": _pair(base, load, workload),
@@ -59,11 +61,11 @@ def forecast(scenario: Scenario, layout: Layout, workload: Workload, engine_s: f
     return Forecast(policy, threshold, runs, pairs)
 
 
-def _crossing(spec: _Server, base: _Server, workload: Workload, engine_s: float) -> int:
+def _crossing(spec: _Server, base: _Server, workload: Workload, steady_s: float) -> int:
     """Return the highest steady level at which the speculating server alone is not the slower."""
     crossing = 0
     for level in _LEVELS:
-        load = ClosedLoop(Ramp(((0.0, float(level)),)), duration_s=engine_s)
+        load = ClosedLoop(Ramp(((0.0, float(level)),)), duration_s=steady_s)
         spec_tok_s, base_tok_s = (
             simulate((server,), make_policy("least-inflight"), load, workload)
             for server in (spec, base)

@@ -93,7 +93,7 @@ def _totals(axes: Any, results: Mapping[str, Any]) -> None:
         bar.set_color(_COLOURS.get(name, "#cccccc"))
         if name in rivals:
             bar.set_hatch("//")
-            bar.set_edgecolor("white")
+            bar.set_edgecolor("#888888")
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.invert_yaxis()
     axes.set(xlabel="tok/s over the whole load (hatched: by the engine model)")

@@ -87,7 +87,7 @@ def warnings(runs: Mapping[str, Run], clock: float) -> list[str]:
         slip = run["engine_slipped_s"] / seconds
         if slip > SLIP_SHARE_MAX:
             found.append(
-                f"{name}: an engine fell {slip:.0%} behind its model's clock; the machine is too "
+                f"{name}: an engine fell {slip:.1%} behind its model's clock; the machine is too "
                 f"slow for these figures"
             )
         cpu = run["cpu_s"]["client"] / seconds

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from loadtest.client import FAILURES_IN_A_ROW_MAX, LoadClient, RunResult
-from loadtest.connection import Target
 from loadtest.pacing import ClosedLoop, Pacer, Ramp
 from loadtest.record import Ending
+from loadtest.target import Target
 from loadtest.workload import Fixed, Workload
 
 pytestmark = pytest.mark.anyio

@@ -71,7 +71,7 @@ def test_sound_runs_raise_no_warning() -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"engine_slipped_s": 0.3}, "an engine fell 3% behind"),
+        ({"engine_slipped_s": 0.3}, "an engine fell 3.0% behind"),
         ({"cpu_s": {"client": 9.0}}, "the client is the bottleneck"),
         ({"client_lag_ms": {"mean": 20.0, "max": 90.0}}, "the client is the bottleneck"),
         ({"model_tok_s": 400.0}, "75% of what the engine models give"),
