@@ -169,7 +169,7 @@ class SimServer:
     def __init__(self, engines: Sequence[EngineSpec], options: SimOptions | None = None) -> None:
         self._specs = tuple(engines)
         self._options = options or SimOptions()
-        self._connections: set[Connection] = set()
+        self.connections: set[Connection] = set()
         self._stack = AsyncExitStack()
         self.urls: dict[str, str] = {}
         self.drivers: dict[str, Driver] = {}
@@ -201,7 +201,7 @@ class SimServer:
         stack.callback(driver.close)
         routes = Routes(driver, options.model_name, options.disconnect_s)
         server = await asyncio.get_running_loop().create_server(
-            lambda: Connection(routes, self._connections), options.host, spec.port, backlog=BACKLOG
+            lambda: Connection(routes, self.connections), options.host, spec.port, backlog=BACKLOG
         )
         stack.callback(server.close)
         port = server.sockets[0].getsockname()[1]
@@ -209,7 +209,7 @@ class SimServer:
         self.drivers[spec.name] = driver
 
     def _drop_connections(self) -> None:
-        for connection in tuple(self._connections):
+        for connection in tuple(self.connections):
             connection.transport.abort()
 
 
