@@ -47,7 +47,10 @@ def log_request(record: RequestRecord) -> None:
     """Write the line of an ended request."""
     logger = logging.getLogger(REQUEST_LOGGER)
     if logger.isEnabledFor(logging.INFO):
-        logger.info("request", extra={"request": record})
+        # Made by hand: `logger.info` walks the stack for the place of the call, at every request.
+        line = logging.LogRecord(REQUEST_LOGGER, logging.INFO, __file__, 0, "request", (), None)
+        line.request = record
+        logger.handle(line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -67,7 +70,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         try:
-            return orjson.dumps(line, default=str).decode().translate(_ESCAPES)
+            return _one_line(orjson.dumps(line, default=str).decode())
         except TypeError:  # half a surrogate pair, which is no UTF-8
             return json.dumps(line, default=str)
 
@@ -87,7 +90,7 @@ class TextFormatter(logging.Formatter):
         if isinstance(request, RequestRecord):
             text = " ".join(f"{key}={value}" for key, value in request_fields(request).items())
         line = f"{at:%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():7} {text}"
-        line = line.translate(_ESCAPES)
+        line = _one_line(line)
         colour = _COLOURS.get(record.levelno) if self._colour else None
         if colour is not None:
             line = f"{colour}{line}\x1b[0m"
@@ -98,12 +101,16 @@ class TextFormatter(logging.Formatter):
 
 def request_fields(record: RequestRecord) -> dict[str, Any]:
     """Return what is known of a request, times rounded to microseconds."""
-    known = {name: getattr(record, name) for name in _FIELDS}
-    return {
-        name: round(value, 6) if isinstance(value, float) else value
-        for name, value in known.items()
-        if value is not None
-    }
+    known: dict[str, Any] = {}
+    for name in _FIELDS:
+        value = getattr(record, name)
+        if value is not None:
+            known[name] = round(value, 6) if type(value) is float else value
+    return known
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else text.translate(_ESCAPES)
 
 
 class BatchHandler(logging.Handler):
@@ -168,6 +175,8 @@ def configure(log_format: str, level: str, stream: IO[str] | None = None) -> Bat
     handler = BatchHandler(stream)
     handler.addFilter(_not_broken_on_purpose)
     handler.setFormatter(TextFormatter(colour=terminal) if as_text else JsonFormatter())
+    # Nothing of this is in a line, so none of it is looked up for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # They tell of each request and connection; what matters of that is in the request's own line.
     for name in ("httpx", "httpcore", "uvicorn", "asyncio"):
