@@ -1,4 +1,5 @@
-"""Compares the hook table with the installed SGLang, by reading its source: nothing of it is imported.
+"""Compares the hook table with the installed SGLang, by reading its source: nothing of it is
+imported.
 
 `python -m sglang_patch.compat` prints the comparison; exit 1 on a mismatch or without SGLang.
 """
@@ -85,7 +86,7 @@ def _parse(folder: Path, module: str) -> ast.Module | None:
 
 
 def _with_star_imports(tree: ast.Module, folder: Path) -> ast.Module:
-    """Add what a package takes over whole (`from x import *`): sglang.srt.utils is made that way."""
+    """Add what a package takes over whole (`from x import *`), as sglang.srt.utils does."""
     for node in list(tree.body):
         if (
             isinstance(node, ast.ImportFrom)
@@ -141,7 +142,7 @@ def report(installed: Installed | None, table: Iterable[Hook] = TABLE) -> str:
 def main() -> int:
     """Print the comparison; 0 if the plugin can work here."""
     installed = find_installed()
-    print(report(installed))  # noqa: T201
+    print(report(installed))
     return 1 if problems(installed) else 0
 
 

@@ -1,4 +1,6 @@
-"""What the operator asked for: flags, exported to the environment, which is what reaches the scheduler processes."""
+"""What the operator asked for: flags, exported to the environment, which is what reaches the
+scheduler processes.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ DWELL = Setting(
 OPTIONAL = Setting(
     "OPTIONAL",
     "--speculative-switch-optional",
-    "Start without the switch, with a warning, where it cannot work; the default is to refuse to start.",
+    "Start without the switch, with a warning, where it cannot work (default: refuse to start).",
     switch=True,
 )
 SCHEDULE = Setting(
@@ -107,7 +109,9 @@ def is_optional(environ: Mapping[str, str]) -> bool:
 
 
 def read_config(environ: Mapping[str, str]) -> Config | None:
-    """Return the configuration, None if nothing asks for switching. ConfigError on what cannot be used."""
+    """Return the configuration, None if nothing asks for switching. ConfigError on what cannot be
+    used.
+    """
     if not is_requested(environ):
         return None
     disable_above = _number(environ, DISABLE)
@@ -115,7 +119,7 @@ def read_config(environ: Mapping[str, str]) -> Config | None:
     if disable_above is None and schedule is None:
         given = next(s for s in (ENABLE, DWELL) if environ.get(s.variable, ""))
         raise ConfigError(
-            f"{given.spelled} has no effect without {DISABLE.flag}: set {DISABLE.flag}, or remove it."
+            f"{given.spelled} has no effect without {DISABLE.flag}. Set that, or remove this."
         )
     return Config(
         disable_above=disable_above,
@@ -141,8 +145,8 @@ def _enable_at(environ: Mapping[str, str], disable_above: int | None) -> int | N
         )
     if enable_at == 0 < disable_above:
         raise ConfigError(
-            f"{ENABLE.flag} 0 would never switch speculation on again: a decode step has one request at least. "
-            "Use 1 or more."
+            f"{ENABLE.flag} 0 would never switch speculation on again, "
+            "since a decode step has one request at least. Use 1 or more."
         )
     return enable_at
 

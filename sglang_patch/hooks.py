@@ -1,7 +1,7 @@
 """Every name of SGLang that the plugin hooks or calls, with the parameters it relies on.
 
-SGLang only logs a hook whose target is missing and serves on without it, so this table is compared with
-the installed source before anything is registered.
+SGLang only logs a hook whose target is missing and serves on without it, so this table is compared
+with the installed source before anything is registered.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One row. `target` is `module:Class.name`; `adapter` is `module:function` in `sglang_patch.adapters`."""
+    """One row. `target` is `module:Class.name`; `adapter` is `module:function` in
+    `sglang_patch.adapters`.
+    """
 
     target: str
     parameters: tuple[str, ...]
@@ -142,7 +144,8 @@ SCHEDULER_HOOKS = (
         "v2: OFF keeps the draft in step",
     ),
     _hook(
-        "managers.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin.process_batch_result_decode",
+        "managers.scheduler_output_processor_mixin:"
+        "SchedulerOutputProcessorMixin.process_batch_result_decode",
         "self batch result",
         "metrics:process_batch_result_decode",
         "knows whose result is counted",
@@ -172,7 +175,8 @@ SCHEDULER_HOOKS = (
         "spec_switch in /server_info",
     ),
     _hook(
-        "model_executor.model_runner_kv_cache_mixin:ModelRunnerKVCacheMixin._profile_available_bytes",
+        "model_executor.model_runner_kv_cache_mixin:"
+        "ModelRunnerKVCacheMixin._profile_available_bytes",
         "self pre_model_load_memory",
         "memory:profile_available_bytes",
         "budgets the OFF graphs before the KV pool",
@@ -214,7 +218,9 @@ CALLS = (
     ),
     _call(
         "speculative.eagle_info:EagleVerifyInput",
-        "draft_token custom_mask positions retrieve_index retrieve_next_token retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num capture_hidden_mode seq_lens_sum seq_lens_cpu",
+        "draft_token custom_mask positions retrieve_index retrieve_next_token "
+        "retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num "
+        "capture_hidden_mode seq_lens_sum seq_lens_cpu",
         "one-node verify input",
         Kind.FIELDS,
     ),

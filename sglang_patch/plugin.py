@@ -31,7 +31,9 @@ def register() -> None:
 
 
 def is_compatible() -> bool:
-    """Compare the hook table with the installed SGLang. A mismatch ends the process, unless that is optional."""
+    """Compare the hook table with the installed SGLang. A mismatch ends the process, unless that is
+    optional.
+    """
     found = compat.problems(compat.find_installed())
     if not found:
         return True
@@ -43,7 +45,9 @@ def is_compatible() -> bool:
 
 
 def unapplied(hooks: Iterable[Hook] = SCHEDULER_HOOKS) -> tuple[str, ...]:
-    """Return the hooks whose targets are not wrapped: SGLang logs a failure to apply one and goes on."""
+    """Return the hooks whose targets are not wrapped: SGLang logs a failure to apply one and goes
+    on.
+    """
     return tuple(
         hook.path for hook in hooks if getattr(_resolve(hook), "__wrapped__", None) is None
     )

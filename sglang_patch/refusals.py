@@ -2,8 +2,11 @@
 
 import logging
 import sys
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sglang_patch.config import OPTIONAL
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +26,7 @@ class Refusal:
 
 
 def server_refusals(arguments: Any) -> tuple[Refusal, ...]:
-    """Return what in the server's arguments the switch cannot work with; only attributes are read."""
+    """Return what in the server's arguments the switch cannot work with."""
     algorithm = arguments.speculative_algorithm
     if algorithm not in ("EAGLE", "EAGLE3"):
         return (
@@ -97,14 +100,16 @@ def hybrid_refusal(model_runner: Any) -> tuple[Refusal, ...]:
     return (
         Refusal(
             "this model",
-            "it has Mamba, linear-attention or sliding-window layers, whose states an OFF step does not keep",
+            "its Mamba, linear-attention or sliding-window layers are untested",
             "Serve it without the switch's settings",
         ),
     )
 
 
-def worker_refusal(name: str) -> tuple[Refusal, ...]:
-    """Return the refusal for a speculative worker that the plugin does not know."""
+def worker_refusal(name: str, known: Container[str]) -> tuple[Refusal, ...]:
+    """Return a refusal for a speculative worker that the plugin does not know."""
+    if name in known:
+        return ()
     return (
         Refusal(
             f"speculative worker {name}",
@@ -114,13 +119,31 @@ def worker_refusal(name: str) -> tuple[Refusal, ...]:
     )
 
 
+def hook_refusal(unapplied: Sequence[str]) -> tuple[Refusal, ...]:
+    """Return a refusal if hooks did not take effect: SGLang itself only logs that."""
+    if not unapplied:
+        return ()
+    return (
+        Refusal(
+            "this process",
+            f"SGLang did not apply the hooks on {', '.join(unapplied)}",
+            "Look for 'Failed to apply hooks' above, or remove the switch's settings",
+        ),
+    )
+
+
 def refuse(refusals: tuple[Refusal, ...], *, asked_by: str, optional: bool) -> str:
-    """End the process with one message, since `load_plugins` swallows exceptions; or warn and return it."""
+    """End the process with one message, since `load_plugins` swallows exceptions; or warn and
+    return it.
+    """
     reason = " ".join(str(refusal) for refusal in refusals)
     if optional:
         logger.warning("SPECULATION SWITCH IS INERT: %s cannot be used with %s", asked_by, reason)
         return reason
-    message = f"speculation switch: {asked_by} cannot be used with {reason} Or add --speculative-switch-optional to start without it."
+    message = (
+        f"speculation switch: {asked_by} cannot be used with {reason} "
+        f"Or add {OPTIONAL.flag} to start without it."
+    )
     logger.error(message)
-    print(message, file=sys.stderr, flush=True)  # noqa: T201
+    print(message, file=sys.stderr, flush=True)
     raise SystemExit(EXIT_CODE)

@@ -1,7 +1,8 @@
 """Whether the next decode step speculates: pure, and the code that simulations run, too.
 
-Every tensor-parallel rank decides for itself and all must decide alike, or their collectives no longer match.
-So a rule sees only what the ranks share: its clock is the count of decode steps, never a time.
+Every tensor-parallel rank decides for itself and all must decide alike, or their collectives no
+longer match. So a rule sees only what the ranks share: its clock is the count of decode steps,
+never a time.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchView:
-    """One decode batch as all ranks see it: after finished requests left, before memory is reserved.
+    """One decode batch as all ranks see it: after finished requests left, before memory is
+    reserved.
 
     `step` counts decode steps since the engine started. `kv_free_tokens` are free or evictable;
     `kv_on_tokens` is what an ON step of this batch would reserve.
@@ -49,9 +51,9 @@ class Rule(Protocol):
 class ThresholdRule:
     """OFF above `disable_above` running requests, ON again at or below `enable_at`.
 
-    Each state lasts `dwell_steps` at least. A step whose ON reservation does not fit is OFF whatever the
-    batch size, since it would make the engine retract requests; after such a step, speculation
-    waits for HEADROOM times its reservation.
+    Each state lasts `dwell_steps` at least. A step whose ON reservation does not fit is OFF
+    whatever the batch size, since it would make the engine retract requests; after such a step,
+    speculation waits for HEADROOM times its reservation.
     """
 
     disable_above: int
@@ -76,8 +78,8 @@ class ThresholdRule:
 class ScheduledRule:
     """Forces the mode by step number: for tests and measurements.
 
-    `period` 0 is one mode for ever (`first`); K alternates every K steps, beginning with `first`; None draws
-    each step from `seed`.
+    `period` 0 is one mode for ever (`first`); K alternates every K steps, beginning with `first`;
+    None draws each step from `seed`.
     """
 
     period: int | None

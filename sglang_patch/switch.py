@@ -18,7 +18,9 @@ ARMED_STEPS_MAX = 100
 
 
 class State(StrEnum):
-    """How far the switch has come. Only `active` proves that it is in the worker that the server uses."""
+    """How far the switch has come. Only `active` proves that it is in the worker that the server
+    uses.
+    """
 
     LOADED = "loaded"
     ARMED = "armed"
@@ -40,7 +42,8 @@ class Step:
 class Switch:
     """Decides each step by `rule`, and keeps what becomes of it.
 
-    `clock` (seconds) is for the telemetry alone: no decision depends on it. `trace` takes one line of JSON.
+    `clock` (seconds) is for the telemetry alone: no decision depends on it. `trace` takes one line
+    of JSON.
     """
 
     config: Config
@@ -78,7 +81,9 @@ class Switch:
             logger.info("Speculation switch is active on rank %d.", self.rank)
 
     def decide(self, running: int, kv_free_tokens: int, kv_on_tokens: int, forward: int) -> Mode:
-        """Decide the next decode step. `forward` is the number of batches that the engine has run so far."""
+        """Decide the next decode step. `forward` is the number of batches that the engine has run
+        so far.
+        """
         now_s = self.clock()
         view = BatchView(self.telemetry.steps, running, kv_free_tokens, kv_on_tokens)
         mode = self._rule.decide(view)
@@ -98,8 +103,8 @@ class Switch:
             self.trace(json.dumps(line) + "\n")
         if self.broken and (self.telemetry.steps - 1) % ARMED_STEPS_MAX == 0:
             logger.error(
-                "The speculation switch has decided %d decode steps, but the worker never ran its hooks: "
-                "it has NO EFFECT. The server's worker is not the one that the plugin hooked.",
+                "The speculation switch has decided %d decode steps, but the worker never ran its "
+                "hooks: it has NO EFFECT. The server uses another worker than the plugin hooked.",
                 self.telemetry.steps,
             )
         return mode

@@ -32,7 +32,7 @@ class Average:
 
 @dataclass(slots=True)
 class ModeCounters:
-    """Totals of one mode. `seconds` is wall time between the starts of neighbouring decode steps."""
+    """Totals of one mode. `seconds` is wall time from the start of a decode step to the next."""
 
     steps: int = 0
     tokens: int = 0
@@ -45,8 +45,8 @@ class ModeCounters:
 class Telemetry:
     """Counters of one engine process.
 
-    Acceptance is counted in ON steps only, and only while the draft is in step with the target: figures that
-    hold OFF steps tend to 1 and say nothing about the draft.
+    Acceptance is counted in ON steps only, and only while the draft is in step with the target:
+    figures that hold OFF steps tend to 1 and say nothing about the draft.
     """
 
     modes: dict[Mode, ModeCounters] = field(
@@ -87,7 +87,9 @@ class Telemetry:
             self.accept.add(tokens / running)
 
     def step_ms(self, mode: Mode, running: int | None = None) -> float | None:
-        """Return the step time at a batch size (the nearest bucket seen), or over all of them if None."""
+        """Return the step time at a batch size (the nearest bucket seen), or over all of them if
+        None.
+        """
         times = {
             size: avg for size, avg in self.modes[mode].step_s.items() if avg.value is not None
         }

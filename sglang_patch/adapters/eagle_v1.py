@@ -1,6 +1,8 @@
-"""`EAGLEWorker` (trees, and chains without overlap): hooks that turn a decode step into an OFF step.
+"""`EAGLEWorker` (trees, and chains without overlap): hooks that turn a decode step into an OFF
+step.
 
-Stock `forward_batch_generation` (eagle_worker.py:445-550) stays in charge: draft, verify, draft extend.
+Stock `forward_batch_generation` (eagle_worker.py:445-550) stays in charge: draft, verify, draft
+extend.
 """
 
 from collections.abc import Callable
@@ -40,7 +42,9 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
 
 
 def draft(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
-    """OFF: draft nothing. What `_draft_preprocess_decode` (eagle_worker.py:605-742) does besides is done here."""
+    """OFF: draft nothing. What `_draft_preprocess_decode` (eagle_worker.py:605-742) does besides is
+    done here.
+    """
     if _off(worker) is None or batch.forward_mode.is_idle():
         return original(worker, batch)
     batch.maybe_evict_swa()
@@ -58,7 +62,9 @@ def draft(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
 
 
 def verify(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
-    """OFF: run the stock verify on the one-token backend. It sizes padding by num_steps + 1 (eagle_worker.py:938)."""
+    """OFF: run the stock verify on the one-token backend. It sizes padding by num_steps + 1
+    (eagle_worker.py:938).
+    """
     off = _off(worker)
     if off is None:
         return original(worker, batch)
@@ -67,7 +73,9 @@ def verify(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
 
 
 def forward_draft_extend_after_decode(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
-    """OFF: the stock extend with one token a request keeps the draft's KV complete, so ON can follow at once."""
+    """OFF: the stock extend with one token a request keeps the draft's KV complete, so ON can
+    follow at once.
+    """
     off = _off(worker)
     if off is None:
         return original(worker, batch)

@@ -1,7 +1,7 @@
 """`EAGLEWorkerV2` (chains, overlapped): hooks that turn a decode step into an OFF step.
 
-Stock `forward_batch_generation` (eagle_worker_v2.py:744-828) stays in charge. The result carries its own
-token count (eagle_worker_v2.py:1117), by which the result processor strides
+Stock `forward_batch_generation` (eagle_worker_v2.py:744-828) stays in charge. The result carries
+its own token count (eagle_worker_v2.py:1117), by which the result processor strides
 (scheduler_output_processor_mixin.py:426-431): the mode may change between launch and processing.
 """
 
@@ -24,7 +24,9 @@ def attach(worker: Any, switch: Switch) -> None:
 
 
 def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
-    """Prove that this worker is the live one, run the step in its mode, and mark the result with it."""
+    """Prove that this worker is the live one, run the step in its mode, and mark the result with
+    it.
+    """
     switch: Switch | None = getattr(worker, "spec_switch", None)
     if switch is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
         return original(worker, batch)
@@ -42,9 +44,9 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
 def _one_token_step(worker: Any, off: OffState) -> Iterator[None]:
     """Lend the step its sizes: bonus tokens, logprobs and the draft extend all stride by these.
 
-    eagle_worker_v2.py: 983 (padding), 574-583 and 588 (extend), 1096 (bonus tokens), 1104 (logprobs).
-    The stock extend graphs hold num_steps + 1 tokens a request and cannot take one, so an
-    OFF step has its own or none.
+    eagle_worker_v2.py: 983 (padding), 574-583 and 588 (extend), 1096 (bonus tokens), 1104
+    (logprobs). The stock extend graphs hold num_steps + 1 tokens a request and cannot take one, so
+    an OFF step has its own or none.
     """
     drafter = worker.draft_worker
     sizes = {"speculative_num_steps": 0, "speculative_num_draft_tokens": 1}

@@ -1,4 +1,6 @@
-"""`sglang:spec_switch_*` in `/metrics`. Collectors of the scheduler process; SGLang runs Prometheus in multiprocess mode."""
+"""`sglang:spec_switch_*` in `/metrics`. Collectors of the scheduler process; SGLang runs Prometheus
+in multiprocess mode.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +10,9 @@ from sglang_patch.switch import State, Switch
 
 
 class Exporter:
-    """Copies the telemetry to Prometheus collectors. Counters grow by what is new since the last copy."""
+    """Copies the telemetry to Prometheus collectors. Counters grow by what is new since the last
+    copy.
+    """
 
     def __init__(self, labels: Mapping[str, Any]) -> None:
         from prometheus_client import Counter, Gauge

@@ -15,17 +15,22 @@ from sglang_patch.refusals import server_refusals
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
-"""What one captured batch size costs beside its tensors: kernels' launch records, in both graph sets."""
+"""What one captured batch size costs beside its tensors: kernels' launch records, in both graph
+sets.
+"""
 BASE_BYTES = 128 << 20
 BYTES_PER_SLOT = {"fa3": 12, "fa4": 12, "flashinfer": 10, "triton": 18}
-"""Per batch row and context position, both backends: page tables of fa3 (three int32), kv_indices and mask of
-flashinfer (int32, uint8) and Triton (int64, uint8)."""
+"""Per batch row and context position, both backends: page tables of fa3 (three int32), kv_indices
+and mask of flashinfer (int32, uint8) and Triton (int64, uint8).
+"""
 
 
 def profile_available_bytes(
     original: Callable[..., Any], model_runner: Any, pre_model_load_memory: Any
 ) -> Any:
-    """Take the budget off what the target may give to its KV pool (model_runner_kv_cache_mixin.py:62-76)."""
+    """Take the budget off what the target may give to its KV pool
+    (model_runner_kv_cache_mixin.py:62-76).
+    """
     available = original(model_runner, pre_model_load_memory)
     arguments = model_runner.server_args
     if model_runner.is_draft_worker or arguments.disable_cuda_graph or arguments.device != "cuda":
@@ -54,4 +59,4 @@ def budget_bytes(arguments: Any, model_config: Any) -> int:
         per_slot = -(-per_slot // arguments.page_size)
     slots = 2 * rows * model_config.context_len * per_slot // 2
     outputs = rows * (4 * model_config.vocab_size + 2 * 4 * model_config.hidden_size)
-    return BASE_BYTES + len(sizes) * GRAPH_BYTES + slots + outputs
+    return int(BASE_BYTES + len(sizes) * GRAPH_BYTES + slots + outputs)

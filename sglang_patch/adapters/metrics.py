@@ -1,4 +1,6 @@
-"""Results and metrics: OFF steps stay out of SGLang's accept lengths, and the switch reports itself."""
+"""Results and metrics: OFF steps stay out of SGLang's accept lengths, and the switch reports
+itself.
+"""
 
 import dataclasses
 import logging
@@ -23,29 +25,43 @@ def process_batch_result_decode(
     """Hold the result while it is counted: under overlap the current mode is a later step's."""
     if _switch(scheduler) is None:
         return original(scheduler, batch, result)
-    scheduler.spec_switch_result = result
+    scheduler.spec_switch_counting = (batch, result)
     try:
         return original(scheduler, batch, result)
     finally:
-        scheduler.spec_switch_result = None
+        scheduler.spec_switch_counting = None
 
 
 def update_spec_metrics(
     original: Callable[..., Any], scheduler: Any, bs: int, num_correct_drafts: int
 ) -> Any:
-    """Leave OFF steps out: they accept nothing because they draft nothing (scheduler_metrics_mixin.py:332-337)."""
+    """Leave OFF steps out: they accept nothing because they draft nothing
+    (scheduler_metrics_mixin.py:332-337).
+    """
     switch = _switch(scheduler)
-    result = getattr(scheduler, "spec_switch_result", None)
+    batch, result = getattr(scheduler, "spec_switch_counting", None) or (None, None)
     mode: Mode | None = getattr(result, "spec_switch_mode", None)
-    if switch is None or mode is None:
+    if switch is None or result is None or mode is None:
         return original(scheduler, bs, num_correct_drafts)
     graphs = not scheduler.server_args.disable_cuda_graph
     missed = graphs and not result.can_run_cuda_graph
-    switch.finished(mode, bs, bs + num_correct_drafts, graph_missed=missed)
+    requests, tokens = _yielded(batch, result)
+    switch.finished(mode, requests, tokens, graph_missed=missed)
     if mode is Mode.OFF:
         scheduler.num_generated_tokens += num_correct_drafts
         return None
     return original(scheduler, bs, num_correct_drafts)
+
+
+def _yielded(batch: Any, result: Any) -> tuple[int, int]:
+    """Return the requests of a step and their tokens. Under overlap a step may carry requests that
+    ended while it was in flight; their tokens are thrown away.
+    """
+    correct = result.num_correct_drafts_per_req_cpu
+    if batch.is_spec_v2:
+        pairs = zip(batch.reqs, correct, strict=True)
+        correct = [n for request, n in pairs if not (request.finished() or request.is_retracted)]
+    return len(correct), len(correct) + sum(correct)
 
 
 def report_decode_stats(
@@ -55,8 +71,8 @@ def report_decode_stats(
     running_batch: Any = None,
     num_correct_drafts: int = 0,
 ) -> Any:
-    """Let an interval of OFF steps only repeat the last accept length: stock divides by its number of
-    counted steps (scheduler_metrics_mixin.py:681), which is 0 then. Totals stay as they were.
+    """Let an interval of OFF steps only repeat the last accept length: stock divides by its number
+    of counted steps (scheduler_metrics_mixin.py:681), which is 0 then. Totals stay as they were.
     """
     switch = _switch(scheduler)
     if switch is None:
@@ -84,7 +100,7 @@ def report_decode_stats(
 def _log(switch: Switch) -> None:
     figures = switch.telemetry.summary(0)
     logger.info(
-        "Speculation switch: state: %s, mode: %s, off share: %.3f, switches: %d, step ms by batch: %s",
+        "Speculation switch: state: %s, mode: %s, off share: %.3f, switches: %d, step ms: %s",
         switch.state,
         switch.mode,
         figures["off_share"],
@@ -104,8 +120,9 @@ def _export(scheduler: Any, switch: Switch) -> None:
 
 
 def get_loads(original: Callable[..., Any], scheduler: Any, req: Any = None) -> Any:
-    """Add `spec_switch` to what `/v1/loads` shows. Output streaming asks for the core section with every
-    message (scheduler_output_processor_mixin.py:1053) and drops the answer, so that is left alone.
+    """Add `spec_switch` to what `/v1/loads` shows. Output streaming asks for the core section with
+    every message (scheduler_output_processor_mixin.py:1053) and drops the answer, so that is left
+    alone.
     """
     from sglang_patch.adapters.loads import SwitchLoads
 

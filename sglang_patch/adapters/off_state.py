@@ -1,7 +1,7 @@
 """What an OFF step runs on: a target attention backend and CUDA graphs for one token a request.
 
-SGLang sizes both by the draft's token count when it builds them, so an OFF step needs its own. They are
-built once, after the draft worker (eagle_worker.py:348-403 builds the states of
+SGLang sizes both by the draft's token count when it builds them, so an OFF step needs its own. They
+are built once, after the draft worker (eagle_worker.py:348-403 builds the states of
 `--speculative-adaptive` the same way), and borrowed for the length of a call.
 """
 
@@ -22,7 +22,7 @@ CEILING_STRIDE = 32
 
 @dataclass(frozen=True, slots=True)
 class OffState:
-    """Built once per engine. Without CUDA graphs (on a CPU, or if disabled) the runners are None."""
+    """Built once per engine. Without CUDA graphs (on a CPU, or disabled) the runners are None."""
 
     attn_backend: Any
     graph_runner: Any
@@ -30,11 +30,15 @@ class OffState:
     extend_graph_runner: Any
 
     def on_target(self, model_runner: Any) -> AbstractContextManager[None]:
-        """Lend the one-token backend and graphs to the target. Prefill and ON steps find their own again."""
+        """Lend the one-token backend and graphs to the target. Prefill and ON steps find their own
+        again.
+        """
         return swapped(model_runner, attn_backend=self.attn_backend, graph_runner=self.graph_runner)
 
     def on_draft(self, drafter: Any) -> AbstractContextManager[None]:
-        """Lend the one-token extend graphs to the draft; `drafter` is the v1 worker or v2's draft worker."""
+        """Lend the one-token extend graphs to the draft; `drafter` is the v1 worker or v2's draft
+        worker.
+        """
         return swapped(
             drafter,
             draft_extend_attn_backend=self.extend_backend,
@@ -45,10 +49,11 @@ class OffState:
 def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffState:
     """Build backends and capture graphs. `drafter` is the v1 worker or v2's draft worker.
 
-    The target's backend reads steps, topk and token count from the server arguments in its constructor
-    (flashattention_backend.py:144-147, triton_backend.py:110), and so does the capture (cuda_graph_runner.py:1414):
-    they are borrowed meanwhile. The draft's extend keeps the real topk, since its graph picks the next draft's
-    candidates (eagle_draft_extend_cuda_graph_runner.py:104).
+    The target's backend reads steps, topk and token count from the server arguments in its
+    constructor (flashattention_backend.py:144-147, triton_backend.py:110), and so does the capture
+    (cuda_graph_runner.py:1414): they are borrowed meanwhile. The draft's extend keeps the real
+    topk, since its graph picks the next draft's candidates
+    (eagle_draft_extend_cuda_graph_runner.py:104).
     """
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
     from sglang.srt.utils import get_available_gpu_memory
@@ -74,7 +79,8 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
         with swapped(arguments, cuda_graph_bs=list(sizes)):
             extend_backend, extend_graph_runner = _extend(drafter, draft_runner)
     logger.info(
-        "Speculation switch: OFF steps use %s, %s; draft extend: %s. Took %.1f s and %.2f GB; %.2f GB are left.",
+        "Speculation switch: OFF steps use %s, %s; draft extend: %s. "
+        "Took %.1f s and %.2f GB; %.2f GB are left.",
         type(attn_backend).__name__,
         f"CUDA graphs for batches of {graph_runner.capture_bs}"
         if graph_runner
@@ -102,8 +108,8 @@ def one_token(arguments: Any) -> Iterator[None]:
 def capture_sizes(configured: list[int], largest: int) -> list[int]:
     """Return the batch sizes to capture: the operator's, continued to the largest running batch.
 
-    OFF is the mode of full batches; beyond the last captured size a step runs eagerly, takes several
-    times as long, and the batch stays large: the engine would not come back from there.
+    OFF is the mode of full batches; beyond the last captured size a step runs eagerly, takes
+    several times as long, and the batch stays large: the engine would not come back from there.
     """
     beyond = range(max(configured, default=0) + CEILING_STRIDE, largest, CEILING_STRIDE)
     return sorted({size for size in (*configured, *beyond, largest) if 0 < size <= largest})

@@ -4,12 +4,13 @@ from typing import Any
 
 
 def one_node_verify_input(batch: Any, bonus_tokens: Any) -> Any:
-    """Build what `draft()` would return had it drafted nothing. `batch` is v1's schedule batch or v2's worker batch.
+    """Build what `draft()` would return had it drafted nothing. `batch` is v1's schedule batch or
+    v2's worker batch.
 
-    Stock `verify()` then samples one token a request and does all bookkeeping (eagle_info.py:236-666,
-    eagle_info_v2.py:334-490). topk 1 keeps it off the branch that moves accepted slots of a tree on
-    pages (eagle_info.py:506-545). Tokens are int64 for the greedy kernel, while the bonus tokens of a
-    draft extend are int32 (eagle_info.py:957).
+    Stock `verify()` then samples one token a request and does all bookkeeping
+    (eagle_info.py:236-666, eagle_info_v2.py:334-490). topk 1 keeps it off the branch that moves
+    accepted slots of a tree on pages (eagle_info.py:506-545). Tokens are int64 for the greedy
+    kernel, while the bonus tokens of a draft extend are int32 (eagle_info.py:957).
     """
     import torch
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
@@ -37,7 +38,9 @@ def one_node_verify_input(batch: Any, bonus_tokens: Any) -> Any:
 
 
 def stale_draft_input(rows: int, drafter: Any, **fields: Any) -> Any:
-    """Build a next draft input without running the draft: zeros of the right shapes. Diagnostic only."""
+    """Build a next draft input without running the draft: zeros of the right shapes. Diagnostic
+    only.
+    """
     import torch
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.speculative.eagle_info import EagleDraftInput

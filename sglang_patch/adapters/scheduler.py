@@ -1,5 +1,6 @@
 """The scheduler: arms the switch, decides once per decode step, reserves what that step needs."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -8,9 +9,19 @@ from typing import Any
 
 from sglang_patch.adapters import eagle_v1, eagle_v2
 from sglang_patch.adapters.off_state import one_token
-from sglang_patch.config import Config, ConfigError, read_config
-from sglang_patch.refusals import Refusal, hybrid_refusal, refuse, server_refusals, worker_refusal
+from sglang_patch.config import SKIP_DRAFT_EXTEND, Config, ConfigError, read_config
+from sglang_patch.plugin import unapplied
+from sglang_patch.refusals import (
+    Refusal,
+    hook_refusal,
+    hybrid_refusal,
+    refuse,
+    server_refusals,
+    worker_refusal,
+)
 from sglang_patch.switch import Switch
+
+logger = logging.getLogger(__name__)
 
 ATTACH: dict[str, Callable[[Any, Switch], None]] = {
     "EAGLEWorker": eagle_v1.attach,
@@ -23,25 +34,42 @@ def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any
     config = _config()
     if config is None:
         return original(scheduler)
-    refusals = server_refusals(scheduler.server_args) or hybrid_refusal(
-        scheduler.tp_worker.model_runner
-    )
+    refusals = server_refusals(scheduler.server_args)
+    refusals = refusals or hybrid_refusal(scheduler.tp_worker.model_runner)
     if refusals:
         scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank)
         return original(scheduler)
     original(scheduler)
     worker = scheduler.draft_worker
-    attach = ATTACH.get(type(worker).__name__)
-    if attach is None:
-        scheduler.spec_switch = _inert(
-            config, worker_refusal(type(worker).__name__), scheduler.tp_rank
-        )
+    kind = type(worker).__name__
+    if refusals := worker_refusal(kind, known=ATTACH) or hook_refusal(unapplied()):
+        scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank)
         return None
-    switch = Switch(config, clock=time.perf_counter, rank=scheduler.tp_rank, trace=_trace(config))
-    attach(worker, switch)
+    switch = Switch(config, time.perf_counter, rank=scheduler.tp_rank, trace=_trace(config))
+    ATTACH[kind](worker, switch)
     switch.arm()
     scheduler.spec_switch = switch
+    _announce(config)
     return None
+
+
+def _announce(config: Config) -> None:
+    if config.schedule is not None:
+        logger.warning("Speculation switch: modes are forced (%s).", config.schedule)
+    else:
+        logger.info(
+            "Speculation switch: armed. OFF above %s running requests, ON at or below %s, "
+            "each for %d decode steps at least.",
+            config.disable_above,
+            config.enable_at,
+            config.dwell_steps,
+        )
+    if config.skip_draft_extend:
+        logger.warning(
+            "Speculation switch: OFF STEPS LEAVE THE DRAFT STALE (%s). Acceptance collapses after "
+            "each of them: for timing only, never for serving.",
+            SKIP_DRAFT_EXTEND.variable,
+        )
 
 
 def _config() -> Config | None:
@@ -54,7 +82,7 @@ def _config() -> Config | None:
 def _inert(config: Config, refusals: tuple[Refusal, ...], rank: int) -> Switch:
     """End the process, or go on without the switch where that is allowed."""
     reason = refuse(refusals, asked_by=config.asked_by, optional=config.optional)
-    return Switch(config, clock=time.perf_counter, rank=rank, reason=reason)
+    return Switch(config, time.perf_counter, rank=rank, reason=reason)
 
 
 def _trace(config: Config) -> Callable[[str], object] | None:
@@ -66,7 +94,8 @@ def _trace(config: Config) -> Callable[[str], object] | None:
 
 
 def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: Any) -> Any:
-    """Decide the step: after finished requests left (scheduler.py:2902), before the memory check (2913).
+    """Decide the step: after finished requests left (scheduler.py:2902), before the memory check
+    (2913).
 
     The filter runs here first and finds nothing to do the second time (schedule_batch.py:2436). It
     would have told the stock code that the batch has room again (2977), so that is done here, too.
@@ -89,8 +118,8 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     batch.spec_switch = switch
     if not (switch.off and batch.is_spec_v2):
         return original(scheduler, batch)
-    # v2 reserves twice get_alloc_len_per_decode() (eagle_info_v2.py:119-136), which reads the server
-    # arguments: one slot for this step and one for the step in flight.
+    # v2 reserves twice get_alloc_len_per_decode() (eagle_info_v2.py:119-136), which reads the
+    # server arguments: one slot for this step and one for the step in flight.
     with one_token(scheduler.server_args):
         return original(scheduler, batch)
 
@@ -98,8 +127,8 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
 def new_tokens_required_next_decode(
     original: Callable[..., Any], batch: Any, selected_indices: list[int] | None = None
 ) -> Any:
-    """v1, OFF: exactly the new pages. verify() allocates as for a prefill and raises if they are not there
-    (common.py:356-395), instead of retracting, so neither more nor less will do.
+    """v1, OFF: exactly the new pages. verify() allocates as for a prefill and raises if they are
+    not there (common.py:356-395), instead of retracting, so neither more nor less will do.
     """
     switch: Switch | None = getattr(batch, "spec_switch", None)
     if switch is None or not switch.off or batch.is_spec_v2:

@@ -1,5 +1,5 @@
-"""Flags: SGLang parses what a plugin adds, but keeps dataclass fields only (server_args.py:7132), so they go
-to the environment, which the scheduler processes inherit.
+"""Flags: SGLang parses what a plugin adds, but keeps dataclass fields only (server_args.py:7132),
+so they go to the environment, which the scheduler processes inherit.
 """
 
 import os
@@ -50,7 +50,7 @@ def _check(arguments: Any) -> None:
     try:
         config = read_config(os.environ)
     except ConfigError as error:
-        print(f"speculation switch: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"speculation switch: {error}", file=sys.stderr, flush=True)
         raise SystemExit(EXIT_CODE) from None
     if config is None or not is_compatible():
         return
