@@ -58,7 +58,6 @@ class ServerHealth:
         """Take a failed probe. It counts only if no token flowed within the grace time."""
         self.last_error = error
         if self.last_token_at is not None and now - self.last_token_at <= self.token_grace_s:
-            self.failed_probes = 0
             return False
         self.failed_probes += 1
         if self.state is not HealthState.UP or self.failed_probes < self.failed_probes_max:

@@ -163,7 +163,6 @@ class TokenCounter:
                 at = self._read_string(data, at)
                 text_end = at - 1
                 continue
-            at -= 1  # what ended the number may begin the next mark
             if mark.lastindex == _COUNT:
                 self._read_count(mark)
             elif self._line_index is None:

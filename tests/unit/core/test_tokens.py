@@ -194,6 +194,31 @@ def test_an_events_text_is_found_after_the_envelope_changed() -> None:
     assert counter.tokens == _estimated("a cat dog bird dog", 5)
 
 
+def test_envelopes_alike_at_one_end_only_are_told_apart() -> None:
+    def event(head: str, text: str, tail: object) -> bytes:
+        return _event({"id": head, "choices": [{"delta": {"content": text}, "logprobs": tail}]})
+
+    known = [event("c0ffee", "a", None), event("c0ffee", " cat", None)]
+    two = event("c0ffee", " dog", None) + event("c0ffee", " bird", None)
+    longer = event("c0ffee" * 9, " cow", None)
+    other = event("c0ffee", " pig", {"token": " pig"})
+    counter = _fed(*known, two, longer, other)
+    assert counter.tokens == _estimated("a cat dog bird cow pig", 6)
+
+
+def test_an_event_without_text_is_not_a_token() -> None:
+    assert _fed(_chat("a"), *[_chat("")] * 9).tokens == _estimated("a", 1)
+
+
+def test_a_count_that_is_cut_waits_for_its_rest() -> None:
+    event = _chat("c", 91)
+    at = event.index(b"91") + 1
+    counter = _fed(_chat("a", 2), _chat("b", 5) + event[:at])
+    assert counter.tokens == 5
+    counter.feed(event[at:])
+    assert counter.tokens == 91
+
+
 _TEXTS = st.lists(
     st.text(st.sampled_from('ab 好é👍"\\\n{}:,'), max_size=6) | st.just(_NASTY), max_size=8
 )
