@@ -56,10 +56,12 @@ class Whole:
 
     def from_yaml(self, value: object) -> int:
         """Take an int; true and false are none."""
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not self.low <= value <= self.high:
-            raise ValueError(self.allowed)
-        return value
+        if isinstance(value, int) and not isinstance(value, bool) and self._holds(value):
+            return value
+        raise ValueError(self.allowed)
+
+    def _holds(self, value: int) -> bool:
+        return self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,12 @@ class Seconds:
 
     def from_yaml(self, value: object) -> float:
         """Take an int or a float; not a number is none."""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not self.low <= value <= self.high:
-            raise ValueError(self.allowed)
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and self._holds(value):
+            return float(value)
+        raise ValueError(self.allowed)
+
+    def _holds(self, value: float) -> bool:
+        return self.low <= value <= self.high
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ from typing import Any
 from router.core.types import Layout, Role, ServerSpec
 from router.options import Url
 from router.problems import not_allowed, unknown
+from router.settings import NO_SERVER
 from router.yaml_file import YamlFile
 
 SERVERS = "servers"
 SERVERS_MAX = 64
 GPU_INDEX_MAX = 1023
-# The label of a metric that has no server to name.
-RESERVED_NAME = "none"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 
@@ -105,7 +104,7 @@ def _server(file: YamlFile, path: str, item: object, problems: list[str]) -> Pla
 
 
 def _name(value: object) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value) or value == RESERVED_NAME:
+    if not isinstance(value, str) or not _NAME.fullmatch(value) or value == NO_SERVER:
         raise ValueError
     return value
 
@@ -122,7 +121,7 @@ def _gpus(value: object) -> tuple[int, ...]:
 
 _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
     {
-        "name": (_name, f"1 to 32 of a-z 0-9 . _ - (not first), and not {RESERVED_NAME!r}"),
+        "name": (_name, f"1 to 32 of a-z 0-9 . _ - (not first), and not {NO_SERVER!r}"),
         "role": (Role, f"one of {', '.join(Role)}"),
         "url": (Url().from_yaml, Url().allowed),
         "gpus": (_gpus, "a list of device indices, each once, such as [0, 1, 2, 3]"),

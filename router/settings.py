@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from router.core.policy import DEFAULT_DWELL_S, DEFAULT_THRESHOLD
 from router.core.types import Layout, ServerSpec
 
+# What a metric's label says where there is no server to name; so no server may be called so.
+NO_SERVER = "none"
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:

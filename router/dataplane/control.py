@@ -23,6 +23,9 @@ STATE = "/crossover/state"
 DECISIONS = "/crossover/decisions"
 PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, DECISIONS})
 
+# Load balancers ask for their checks with either.
+_READ = ["GET", "HEAD"]
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -44,12 +47,12 @@ def create_control(parts: Parts) -> FastAPI:
         title="Crossover", version=parts.version, docs_url=None, redoc_url=None, openapi_url=None
     )
 
-    @app.get(HEALTHZ)
+    @app.api_route(HEALTHZ, methods=_READ)
     async def healthz() -> dict[str, str]:
         """Live: this process answers. Says nothing about the servers."""
         return {"status": "live"}
 
-    @app.get(READYZ)
+    @app.api_route(READYZ, methods=_READ)
     async def readyz() -> JSONResponse:
         """Ready: at least one server may be sent work."""
         if any(health.up for health in parts.health.values()):

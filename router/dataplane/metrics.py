@@ -20,7 +20,7 @@ from router.core.health import ServerHealth
 from router.core.ledger import Ledger
 from router.core.types import Phase, Policy, Role, ServerSpec
 from router.dataplane.record import RequestRecord
-from router.server_list import RESERVED_NAME
+from router.settings import NO_SERVER
 
 TTFT_BUCKETS_S = (
     0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400,
@@ -37,7 +37,7 @@ LAG_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 _OF_SERVER = ("server", "role")
 _CODES = frozenset({*(status.value for status in HTTPStatus), 499})
-_NO_SERVER = (RESERVED_NAME, RESERVED_NAME)
+_OF_NO_SERVER = (NO_SERVER, NO_SERVER)
 
 
 class Counts:
@@ -190,7 +190,7 @@ class Metrics(Collector):
 
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request."""
-        server = _NO_SERVER if record.server is None else self._labels[record.server]
+        server = _OF_NO_SERVER if record.server is None else self._labels[record.server]
         streaming = "true" if record.streaming else "false"
         self.requests.add((*server, record.endpoint, streaming, record.outcome.value))
         code = str(record.status) if record.status in _CODES else "other"

@@ -131,6 +131,7 @@ async def test_it_starts_with_both_servers_down_and_admits_each_as_it_comes_up()
     urls = ("--spec-url", f"http://127.0.0.1:{spec}", "--base-url", f"http://127.0.0.1:{base}")
     async with router(*urls) as made, client_of(made) as client:
         assert (await client.get("/healthz")).status_code == 200
+        assert (await client.head("/healthz")).status_code == 200
         not_ready = await client.get("/readyz")
         assert not_ready.status_code == 503
         assert not_ready.json()["reason"] == "no server is up"
