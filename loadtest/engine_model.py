@@ -149,7 +149,6 @@ class Engine:
         self.waiting: deque[Sequence] = deque()
         self._partial: Sequence | None = None
         self._pass: _Pass | None = None
-        self._step_s: list[float] = []
 
     @property
     def has_work(self) -> bool:
@@ -215,12 +214,11 @@ class Engine:
 
     def _decode_s(self) -> float:
         batch = len(self.running)
-        table = self._step_s
-        if batch >= len(table):
-            table.extend(self._mode().step_s(b) for b in range(len(table), batch + 1))
+        reference_s = self._mode().step_s(batch)
         context = sum(sequence.prompt_tokens + sequence.output_tokens for sequence in self.running)
         extra_s = self.params.kv_token_s * (context - batch * REFERENCE_CONTEXT_TOKENS)
-        return max(table[batch] + extra_s, table[batch] / 2)
+        # A context shorter than the reference saves reading KV, but a step does more than that.
+        return max(reference_s + extra_s, reference_s / 2)
 
     def _admit(self) -> list[tuple[Sequence, int]]:
         """Take sequences off the queue in order, as far as places, KV and the pass's tokens go."""
@@ -260,22 +258,21 @@ class Engine:
         return held
 
     def _retract_until_the_step_fits(self) -> None:
-        running = self.running
         step_slots = self._mode().step_slots
-        while (
-            len(running) > 1
-            and self.kv_used_tokens + len(running) * step_slots > self.params.kv_tokens
-        ):
-            victim = min(
-                running, key=lambda sequence: (sequence.output_tokens, -sequence.prompt_tokens)
-            )
-            running.remove(victim)
+        room = self.params.kv_tokens
+        if self.kv_used_tokens + len(self.running) * step_slots <= room:
+            return
+        # Those that are being aborted leave with this step anyway.
+        victims = sorted(
+            (sequence for sequence in self.running if not sequence.aborting),
+            key=lambda sequence: (-sequence.output_tokens, sequence.prompt_tokens),
+        )
+        while len(victims) > 1 and self.kv_used_tokens + len(self.running) * step_slots > room:
+            victim = victims.pop()
+            self.running.remove(victim)
             self.kv_used_tokens -= victim.context_tokens
             self.totals.retractions += 1
             victim.retractions += 1
-            if victim.aborting:
-                victim.state = State.ABORTED
-                continue
             victim.state = State.WAITING
             self.waiting.append(victim)
 

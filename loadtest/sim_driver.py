@@ -82,17 +82,14 @@ class Driver:
             self.by_rid[output.ask.rid] = output
         self._wake()
 
-    def abort(self, outputs: Iterable[Output], tell: bool = False) -> None:
-        """Take sequences out of the engine; `tell` ends their replies with the reason abort."""
+    def abort(self, outputs: Iterable[Output]) -> None:
+        """Take sequences out of the engine; their replies end with the reason abort."""
         for output in outputs:
-            if self.by_rid.get(output.ask.rid) is not output:
-                continue
-            self.engine.abort(output.sequence)
-            self.metrics.aborted += 1
-            if not tell:
-                self.by_rid.pop(output.ask.rid)
-            elif output.done:
-                self._ended(output.sequence, self.now())
+            if self.by_rid.get(output.ask.rid) is output:
+                self.engine.abort(output.sequence)
+                self.metrics.aborted += 1
+                if output.done:
+                    self._ended(output.sequence, self.now())
 
     def abort_matching(self, rid: str, everything: bool = False) -> None:
         """Abort all sequences that `rid` is a prefix of, but as SGLang does, only if it is live."""
@@ -100,7 +97,7 @@ class Driver:
             live = [
                 out for out in self.by_rid.values() if everything or out.ask.rid.startswith(rid)
             ]
-            self.abort(live, tell=True)
+            self.abort(live)
 
     def close(self) -> None:
         """Stop the clock."""
@@ -135,7 +132,8 @@ class Driver:
         for sequence, tokens in step.emitted:
             output: Output = sequence.key  # type: ignore[assignment]
             if output.last_at is None:
-                metrics.ttft_s.observe(now - output.arrived_at)
+                # A step that catches up may end, by its schedule, before the request came.
+                metrics.ttft_s.observe(max(0.0, now - output.arrived_at))
             else:
                 metrics.itl_s.observe((now - output.last_at) / tokens, tokens)
             output.last_at = now
@@ -155,7 +153,7 @@ class Driver:
             sequence.prompt_tokens,
             sequence.output_tokens,
             sequence.cached_tokens,
-            now - output.arrived_at,
+            max(0.0, now - output.arrived_at),
         )
         output.reply.progress(output)
 

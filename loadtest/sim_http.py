@@ -92,10 +92,10 @@ class Exchange:
 
     def abandon(self) -> None:
         """Take note that the client has gone."""
-        if not self.done:
-            self.done = True
-            if self.on_close is not None:
-                self.on_close()
+        on_close = self.on_close
+        self._let_go()
+        if on_close is not None:
+            on_close()
 
     def _head(self, status: int, *headers: bytes) -> bytes:
         lines = [
@@ -114,8 +114,12 @@ class Exchange:
 
     def _end(self) -> None:
         if not self.done:
-            self.done = True
+            self._let_go()
             self._connection.ended(self._keep_alive)
+
+    def _let_go(self) -> None:
+        self.done = True
+        self.on_close = self.on_resume = None
 
 
 class Connection(asyncio.Protocol):

@@ -195,6 +195,20 @@ def test_requests_are_retracted_when_the_kv_cache_is_full_and_lose_no_token(
     assert engine.kv_used_tokens == 0
 
 
+def test_a_sequence_that_is_being_aborted_is_not_retracted(rng: random.Random) -> None:
+    engine = Engine(replace(TREE, kv_tokens=4_000, context_tokens=1_000))
+    submit(engine, 3, output=900)
+    step_of(engine, rng)
+    submit(engine, 3, output=900)
+    while engine.kv_used_tokens + 6 * 16 <= 4_000:
+        step_of(engine, rng)
+    last = min(engine.running, key=lambda sequence: sequence.output_tokens)
+    engine.abort(last)
+    assert step_of(engine, rng).ended == [last]
+    assert (last.state, last.retractions) == (State.ABORTED, 0)
+    assert engine.totals.retractions > 0
+
+
 def test_a_waiting_sequence_is_aborted_at_once(rng: random.Random) -> None:
     engine = Engine(PLAIN)
     (sequence,) = submit(engine, 1)
