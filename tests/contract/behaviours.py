@@ -345,7 +345,7 @@ async def an_abort_reaches_all_that_a_live_rid_is_a_prefix_of(target: Target) ->
     assert (await post(target, "/abort_request", {"rid": rid[:8]})).status_code == 200
     assert (await load(target))["num_running_reqs"] == 2
     await post(target, "/abort_request", {"rid": rid})
-    assert await both == ["abort", "abort"]
+    assert set(await both) == {"abort"}
     await until_load(target, num_running_reqs=0)
 
 
