@@ -122,7 +122,6 @@ class Screen:
 
     def show(self, look: Look) -> None:
         """Draw the table anew."""
-        from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -151,9 +150,10 @@ class Screen:
                 Text(f"{row.sent_s:6.2f} s", style="dim"), f"to {row.server}", row.reason or ""
             )
         bar = ProgressBar(total=1.0, completed=min(look.share, 1.0))
-        self._live.update(
-            Group(head, bar, servers, Text("latest decisions", style="dim"), chosen), refresh=True
-        )
+        page = Table.grid(expand=True)
+        for part in (head, bar, servers, Text("latest decisions", style="dim"), chosen):
+            page.add_row(part)
+        self._live.update(page, refresh=True)
 
     def close(self) -> None:
         """Take the table off the screen."""

@@ -50,7 +50,16 @@ def test_a_terminal_gets_a_table_with_servers_and_decisions(
     view.show(look())
     view.close()
     shown = stream.getvalue()
-    for words in ("routed", "1,234 tok/s", "spec", "5 in flight", "to spec", "split"):
+    for words in (
+        "routed",
+        "1,234 tok/s",
+        "in prefill",
+        "2 in flight",
+        "spec",
+        "5 in flight",
+        "to spec",
+        "split",
+    ):
         assert words in shown
 
 
