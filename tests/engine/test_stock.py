@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.engine.harness.cases import FEATURES, LONG
-from tests.engine.harness.comparing import assert_same_answers
+from tests.engine.harness.cases import FEATURES, LONG, SAMPLED
+from tests.engine.harness.comparing import assert_same_answers, homogeneity_p_value, tokens_at
 from tests.engine.harness.laboratory import CaseError, Laboratory
-from tests.engine.harness.scenario import CLEAN, PLAIN, SPECULATIVE, TREE, Job
+from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, SPECULATIVE, TREE, Engine, Job
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -59,3 +59,20 @@ def test_a_draft_without_hidden_states_accepts_less(laboratory: Laboratory) -> N
     assert blind.tokens == stock.tokens
     assert stock.accept_length > 1.6
     assert blind.accept_length < 0.8 * stock.accept_length
+
+
+def test_wrong_sampling_changes_the_distribution(laboratory: Laboratory) -> None:
+    plain = laboratory.result(Job(PLAIN, [SAMPLED]), "sampled")
+    wrong = laboratory.result(Job(TREE, [SAMPLED], sabotage="sample-any-child"), "sampled")
+    assert homogeneity_p_value(*(tokens_at(1, each) for each in (plain, wrong))) < 1e-5
+
+
+@pytest.mark.parametrize("engine", [TREE, CHAIN_V2], ids=str)
+def test_sampling_follows_the_plain_engines_distribution(
+    engine: Engine, laboratory: Laboratory
+) -> None:
+    plain = laboratory.result(Job(PLAIN, [SAMPLED]), "sampled")
+    result = laboratory.result(Job(engine, [SAMPLED]), "sampled")
+    for position in range(3):
+        samples = (tokens_at(position, each) for each in (plain, result))
+        assert homogeneity_p_value(*samples) > 1e-3, position

@@ -162,6 +162,20 @@ LONG = Case(
 )
 """Enough steps to compare accept lengths."""
 
+GAPS = Case(
+    "gaps", [Request(prompt(12, 300 + i), max_new_tokens=320, sampling=ENDLESS) for i in range(8)]
+)
+"""Room for gaps of 64 OFF steps and what follows them."""
+
+SAMPLED = Case(
+    "sampled",
+    [
+        Request(prompt(8, 400), 3, sampling={**ENDLESS, "temperature": 2.5, "top_k": 8})
+        for _ in range(320)
+    ],
+)
+"""The same question many times, with temperature: a sample of the distribution of answers."""
+
 FEATURES: Mapping[str, Case] = {
     case.name: case
     for case in (

@@ -63,6 +63,18 @@ def accept_any_child() -> None:
     sgl_kernel.verify_tree_greedy = credulous
 
 
+def sample_any_child() -> None:
+    """Sampling verification accepts the first child whatever its probability."""
+    import sgl_kernel
+
+    verify = sgl_kernel.tree_speculative_sampling_target_only
+
+    def credulous(*, uniform_samples, **others):
+        verify(uniform_samples=uniform_samples * 0, **others)
+
+    sgl_kernel.tree_speculative_sampling_target_only = credulous
+
+
 def show_whole_tree() -> None:
     """Every node of the tree attends to every other."""
     import sgl_kernel
@@ -98,6 +110,7 @@ def torch_zeros_like(tensor):
 SABOTAGE: dict[str, Callable[[], None]] = {
     "leak-kv-slot": leak_kv_slot,
     "accept-any-child": accept_any_child,
+    "sample-any-child": sample_any_child,
     "show-whole-tree": show_whole_tree,
     "blind-draft": partial(
         forget_draft_hidden_states,

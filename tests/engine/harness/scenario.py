@@ -15,6 +15,10 @@ class Engine:
     options: Mapping[str, Any] = field(default_factory=dict)
     spec_v2: bool = False
 
+    def __str__(self) -> str:
+        """Name the engine in test ids."""
+        return self.name
+
     def on_two_ranks(self) -> "Engine":
         """Return the same engine with its layers split over two processes."""
         return self.with_options("tp2", tp_size=2, dist_timeout=60)
@@ -93,8 +97,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Output:
-    """One request's answer. `steps` are (tokens output before the step, tokens the step added),
-    decode only.
+    """One request's answer.
+
+    `steps` are its decode steps: (number of the step in the case, tokens output before it, tokens
+    that it added).
     """
 
     tokens: list[int]
@@ -104,7 +110,7 @@ class Output:
     retractions: int
     logprobs: list[float]
     top_logprobs: list[list[tuple[float, int]]]
-    steps: list[tuple[int, int]]
+    steps: list[tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,17 @@ class CaseResult:
     @property
     def accept_length(self) -> float:
         """Tokens per request and decode step."""
-        steps = [added for output in self.outputs for _, added in output.steps]
+        steps = [added for output in self.outputs for _, _, added in output.steps]
         return sum(steps) / len(steps)
+
+    def accepted(self, mode: str | None = None) -> dict[tuple[int, int], int]:
+        """Tokens added per step, by (request, tokens before it); of steps in one mode, if given."""
+        return {
+            (request, before): added
+            for request, output in enumerate(self.outputs)
+            for step, before, added in output.steps
+            if mode is None or self.modes[step] == mode
+        }
 
     @classmethod
     def load(cls, value: Mapping[str, Any]) -> "CaseResult":

@@ -36,7 +36,7 @@ from tests.engine.harness.scenario import (
     Request,
 )
 
-CASE_LIMIT_S = 180.0
+CASE_LIMIT_S = 600.0
 IDLE_ITERATIONS = 3  # at the end of a case, so that the scheduler's own idle checks run
 
 
@@ -112,7 +112,7 @@ class Conversation:
         self._sent: set[int] = set()
         self._collected: dict[int, dict[str, Any]] = defaultdict(lambda: defaultdict(list))
         self._lengths: dict[int, int] = {}
-        self._steps: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._steps: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         self._batch_sizes: list[int] = []
 
     def run(self) -> CaseResult:
@@ -237,7 +237,7 @@ class Conversation:
             index, length = int(request.rid[1:-1]), len(request.output_ids)
             before = self._lengths.get(index, 0)
             if decode and length > before:
-                self._steps[index].append((before, length - before))
+                self._steps[index].append((len(self._batch_sizes) - 1, before, length - before))
             self._lengths[index] = length
             self._collected[index]["tokens"] = list(request.output_ids_through_stop)
 

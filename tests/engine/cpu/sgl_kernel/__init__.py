@@ -139,27 +139,27 @@ def tree_speculative_sampling_target_only(
             links[row].tolist()
             for links in (retrive_index, retrive_next_token, retrive_next_sibling)
         )
-        coins = uniform_samples[row].tolist()
-        node, accepted = 0, 0
+        coins, target = uniform_samples[row].tolist(), target_probs[row].tolist()
+        node, accepted, refused = 0, 0, []
         accept_index[row, 0] = flat[0]
-        remaining = target_probs[row, 0]
         while accepted + 1 < accept_index.shape[1]:
-            taken, mass = -1, 0.0
+            taken, mass, refused = -1, 0.0, []
             for option in _siblings(child[node], sibling):
-                share = float(target_probs[row, node, tokens[option]])
+                share = target[node][tokens[option]]
                 mass += share
                 if coins[node] <= mass / threshold_acc or share >= threshold_single:
                     taken = option
                     break
-                draft_probs[row, node, tokens[option]] = share
+                refused.append(tokens[option])
             if taken == -1:
-                remaining = (target_probs[row, node] - draft_probs[row, node]).clamp_min(0)
                 break
             predicts[flat[node]] = tokens[taken]
             accepted += 1
             accept_index[row, accepted] = flat[taken]
-            node, remaining = taken, target_probs[row, taken]
+            node, refused = taken, []
         accept_token_num[row] = accepted
+        remaining = target_probs[row, node].clone()
+        remaining[refused] = 0.0
         total = remaining.cumsum(0)
         point = uniform_samples_for_final_sampling[row] * total[-1]
         predicts[flat[node]] = torch.searchsorted(total, point, right=True).clamp_max(
