@@ -7,12 +7,14 @@ import asyncio
 import contextlib
 import json
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 import httpx
+import pytest
 import uvicorn
 
 from router.core.health import ServerHealth
@@ -30,6 +32,15 @@ from router.settings import Timeouts
 PATIENCE_S = 10.0
 CHAT = "/v1/chat/completions"
 ADMIN_KEY = "let-me-in"
+
+# Small, for tests of backpressure: what the kernel holds is not the router's.
+SOCKET_BYTES = 65536
+
+BOTH_LOOPS = pytest.mark.parametrize(
+    "anyio_backend",
+    [("asyncio", {"use_uvloop": True}), ("asyncio", {"use_uvloop": False})],
+    ids=["uvloop", "asyncio"],
+)
 
 
 async def until(condition: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
@@ -131,6 +142,7 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
     async def start(self) -> None:
@@ -197,12 +209,14 @@ class Records:
 
     records: list[RequestRecord] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
     def gap_observer(self, server: str) -> Callable[[float], None]:
         return self.gaps.append
 
     def finished(self, record: RequestRecord) -> None:
         self.records.append(record)
+        self.outcomes[record.outcome] += 1
 
 
 @dataclass
@@ -218,6 +232,13 @@ class Rig:
     observer: Records
     http: httpx.AsyncClient
     port: int
+    server: uvicorn.Server
+
+    @property
+    def busy(self) -> bool:
+        """Whether the router has connections of clients, or runs requests."""
+        state = self.server.server_state
+        return bool(state.connections or state.tasks)
 
     @property
     def spec(self) -> Engine:
@@ -264,10 +285,10 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App, implementation: str = "httptools") -> AsyncIterator[int]:
+async def serving(app: App, implementation: str = "httptools") -> AsyncIterator[uvicorn.Server]:
     """Run uvicorn on a socket that is bound already."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         config = uvicorn.Config(
             app, http=implementation, lifespan="off", log_config=None, access_log=False,
             server_header=False, date_header=False, ws="none", timeout_graceful_shutdown=1,
@@ -276,7 +297,7 @@ async def serving(app: App, implementation: str = "httptools") -> AsyncIterator[
         task = asyncio.get_running_loop().create_task(server.serve([sock]))
         await until(lambda: server.started or task.done())
         try:
-            yield sock.getsockname()[1]
+            yield server
         finally:
             server.should_exit = True
             await task
@@ -321,11 +342,12 @@ async def running(
         await engine.start()
     relay.start()
     try:
-        async with serving(relay, implementation) as port:
+        async with serving(relay, implementation) as server:
+            port = server.servers[0].sockets[0].getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             timeout = httpx.Timeout(PATIENCE_S)
             async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
-                yield Rig(url, engines, relay, ledger, health, pools, observer, http, port)
+                yield Rig(url, engines, relay, ledger, health, pools, observer, http, port, server)
     finally:
         await relay.aclose()
         for engine in engines.values():

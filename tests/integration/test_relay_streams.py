@@ -8,9 +8,9 @@ import openai
 import pytest
 
 from router.settings import Timeouts
-from tests.integration.rig import CHAT, DONE, Call, event, running, until
+from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, event, running, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 QUEUE_FULL = (

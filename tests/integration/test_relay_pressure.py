@@ -1,0 +1,229 @@
+"""Slow clients, large bodies, servers that are down: every buffer and wait has a bound."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from router.settings import Timeouts
+from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, event, running, until
+
+pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+BIG = event("x" * 65536)
+BIG_COUNT = 400
+
+
+class Flood:
+    """An engine's script that writes as fast as it may, and counts."""
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    async def __call__(self, call: Call) -> None:
+        call.writer.transport.set_write_buffer_limits(high=65536)
+        await call.stream_head()
+        for _ in range(BIG_COUNT):
+            await call.chunk(BIG)
+            self.written += 1
+        await call.chunk(DONE)
+        await call.end()
+
+    async def stuck(self) -> int:
+        """Wait until no more can be written; return how much was."""
+        before = 0
+        while before != self.written or not before:
+            before = self.written
+            await asyncio.sleep(0.2)
+        return before
+
+
+async def test_a_slow_client_holds_its_engine_back_and_gets_every_byte() -> None:
+    flood = Flood()
+    async with running() as rig:
+        rig.spec.script = flood
+        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+            # What is on the way sits in socket buffers; the router holds one read at most.
+            assert await flood.stuck() < BIG_COUNT
+            assert rig.relay.attempts.open_exchanges == 1
+            body = b"".join([data async for data in response.aiter_raw()])
+        assert body == BIG * BIG_COUNT + DONE
+        assert (await rig.record()).outcome == "ok"
+        await rig.settled()
+        # The connection that had been paused serves the next request.
+        rig.spec.script = Flood()
+        assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        assert rig.spec.connections == 1
+
+
+async def test_a_slow_client_is_not_taken_for_a_slow_engine() -> None:
+    flood = Flood()
+    timeouts = Timeouts(connect_s=1.0, first_byte_s=0.3, idle_s=3.0)
+    async with running(timeouts=timeouts) as rig:
+        rig.spec.script = flood
+        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+            await flood.stuck()
+            await response.aread()
+        assert (await rig.record()).outcome == "ok"
+
+
+async def test_a_client_that_stops_reading_for_good_is_given_up() -> None:
+    flood = Flood()
+    timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.2)
+    async with running(timeouts=timeouts) as rig:
+        rig.spec.script = flood
+        async with rig.http.stream("POST", CHAT, content=BODY):
+            record = await rig.record()
+            assert (record.outcome, record.error) == (
+                "client_disconnect",
+                "the client stopped reading",
+            )
+            await until(lambda: rig.spec.open_connections == 0 or rig.spec.aborts)
+            await rig.settled()
+            assert rig.relay.attempts.aborter.pending in (0, 1)
+
+
+async def test_a_client_that_leaves_while_it_is_slow_stops_the_engine() -> None:
+    flood = Flood()
+    async with running() as rig:
+        rig.spec.script = flood
+        reader, writer = await rig.post(CHAT, BODY)
+        await flood.stuck()
+        writer.transport.abort()
+        assert (await rig.record()).outcome == "client_disconnect"
+        await until(lambda: len(rig.spec.aborts) == 1)
+        assert flood.written < BIG_COUNT
+        await rig.settled()
+
+
+async def test_an_engine_that_dies_under_a_slow_client_still_ends_in_an_error() -> None:
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        for _ in range(BIG_COUNT):
+            await asyncio.wait_for(call.chunk(BIG), 0.2)
+
+    async def fragile(call: Call) -> None:
+        call.writer.transport.set_write_buffer_limits(high=65536)
+        try:
+            await script(call)
+        except TimeoutError:
+            call.reset()
+
+    async with running() as rig:
+        rig.spec.script = fragile
+        reader, writer = await rig.post(CHAT, BODY)
+        await until(lambda: rig.spec.calls and rig.spec.calls[0].closed)
+        wire = await reader.read()
+        assert b'data: {"error":' in wire[-1000:]
+        assert not wire.endswith(b"0\r\n\r\n")
+        assert (await rig.record()).outcome == "upstream_error"
+        writer.close()
+        await rig.settled()
+
+
+async def test_a_declared_body_over_the_limit_is_refused_unread() -> None:
+    async with running(body_bytes=1000) as rig:
+        reader, writer = await rig.raw(
+            b"POST %s HTTP/1.1\r\nhost: r\r\ncontent-length: 1001\r\n\r\n" % CHAT.encode()
+        )
+        wire = await reader.read()
+        assert wire.startswith(b"HTTP/1.1 413 ")
+        assert b'"code":"body_too_large"' in wire
+        assert rig.spec.calls == []
+        record = await rig.record()
+        assert (record.outcome, record.status) == ("rejected", 413)
+        writer.close()
+
+
+async def test_a_chunked_body_over_the_limit_is_refused_as_it_comes() -> None:
+    async with running(body_bytes=1000) as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: r\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+        reader, writer = await rig.raw(head + b"1f4\r\n" + b"a" * 500 + b"\r\n")
+        writer.write(b"1f5\r\n" + b"a" * 501 + b"\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+
+async def test_a_body_of_just_the_limit_passes() -> None:
+    body = b'{"prompt": "' + b"a" * 986 + b'"}'
+    async with running(body_bytes=1000) as rig:
+        assert len(body) == 1000
+        assert (await rig.http.post("/v1/completions", content=body)).status_code == 200
+
+
+async def test_a_refused_connection_sends_the_request_to_the_other_server() -> None:
+    async with running() as rig:
+        await rig.spec.stop()
+        for _ in range(3):
+            response = await rig.http.post(CHAT, content=BODY)
+            assert response.status_code == 200
+            assert response.headers["x-crossover-server"] == "base"
+        assert [record.attempts for record in rig.observer.records] == [2, 2, 1]
+        assert not rig.health["spec"].up
+        assert (await rig.record(3)).server == "base"
+        await rig.settled()
+
+
+async def test_all_connections_refused_is_a_502() -> None:
+    async with running() as rig:
+        await rig.spec.stop()
+        await rig.base.stop()
+        response = await rig.http.post(CHAT, content=BODY)
+        assert response.status_code == 502
+        assert response.headers["x-crossover-error"] == "upstream_unreachable"
+        record = await rig.record()
+        assert (record.outcome, record.attempts) == ("upstream_error", 2)
+        await rig.settled()
+
+
+async def test_no_server_up_is_a_503_with_retry_after() -> None:
+    async with running() as rig:
+        for health in rig.health.values():
+            health.transport_error(0.0, "gone")
+            health.transport_error(0.0, "gone")
+        response = await rig.http.post(CHAT, content=BODY)
+        assert response.status_code == 503
+        assert response.headers["retry-after"] == "1"
+        assert response.headers["x-crossover-error"] == "no_server"
+        assert response.json()["error"]["type"] == "overloaded_error"
+        record = await rig.record()
+        assert (record.outcome, record.attempts) == ("rejected", 0)
+
+
+async def test_a_connection_that_is_never_accepted_goes_to_the_other_server() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        fill = [socket.socket() for _ in range(4)]
+        for sock in fill:
+            sock.setblocking(False)
+            sock.connect_ex(deaf.getsockname())
+        engine = Engine()
+        engine.url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        timeouts = Timeouts(connect_s=0.1, first_byte_s=30.0, idle_s=30.0)
+        async with running(engines={"spec": engine, "base": Engine()}, timeouts=timeouts) as rig:
+            response = await rig.http.post(CHAT, content=BODY)
+            assert response.headers["x-crossover-server"] == "base"
+            assert rig.health["spec"].last_error == "no connection within 0.1 s"
+        for sock in fill:
+            sock.close()
+
+
+async def test_a_server_killed_in_mid_stream_leaves_the_next_request_to_the_other() -> None:
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await call.gone()
+
+    async with running() as rig:
+        rig.spec.script = script
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        await rig.spec.stop()
+        assert b'data: {"error":' in await reader.read()
+        writer.close()
+        response = await rig.http.post(CHAT, content=BODY)
+        assert response.headers["x-crossover-server"] == "base"
+        await rig.settled()
