@@ -88,18 +88,25 @@ def profile(server: Server, site: Site, level: int, folder: Path, gpu: bool) -> 
         "activities": ["CPU", "GPU"] if gpu else ["CPU"],
     }
     work = prompts(site, level, "profile")
-    load = threading.Thread(
-        target=burst, args=(server.url, work, level, site.output_tokens), daemon=True
-    )
+    enough = threading.Event()
+
+    def keep_decoding() -> None:
+        while not enough.is_set():
+            burst(server.url, work, level, site.output_tokens)
+
+    load = threading.Thread(target=keep_decoding, daemon=True)
     load.start()
-    _wait_for_decoding(server, level)
-    server.post("/start_profile", settings)
+    try:
+        _wait_for_decoding(server, level)
+        server.post("/start_profile", settings)
+        deadline = time.monotonic() + PROFILE_WAIT_S
+        while not (traces := sorted(folder.glob("*.trace.json.gz"))):
+            if time.monotonic() > deadline:
+                return {"check": "profile", "arm": server.arm.name, "level": level, "ok": False}
+            time.sleep(0.25)
+    finally:
+        enough.set()
     load.join(PROFILE_WAIT_S)
-    deadline = time.monotonic() + PROFILE_WAIT_S
-    while not (traces := sorted(folder.glob("*.trace.json.gz"))):
-        if time.monotonic() > deadline:
-            return {"check": "profile", "arm": server.arm.name, "level": level, "ok": False}
-        time.sleep(0.25)
     return {"check": "profile", "arm": server.arm.name, "level": level, **_add_up(traces[0], gpu)}
 
 
