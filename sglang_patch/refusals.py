@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from sglang_patch.config import OPTIONAL
 
@@ -132,18 +132,24 @@ def hook_refusal(unapplied: Sequence[str]) -> tuple[Refusal, ...]:
     )
 
 
-def refuse(refusals: tuple[Refusal, ...], *, asked_by: str, optional: bool) -> str:
-    """End the process with one message, since `load_plugins` swallows exceptions; or warn and
-    return it.
-    """
+class RefusedError(SystemExit):
+    """Ends the process. SGLang swallows what a plugin raises (plugins/__init__.py:132), not this."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = EXIT_CODE
+
+
+def stop(message: str) -> NoReturn:
+    """Say why, in one line on stderr, and end the process."""
+    print(f"speculation switch: {message}", file=sys.stderr, flush=True)
+    raise RefusedError(message)
+
+
+def refuse(refusals: Sequence[Refusal], *, asked_by: str, optional: bool) -> str:
+    """End the process with one message, or, where that is allowed, warn and return the reason."""
     reason = " ".join(str(refusal) for refusal in refusals)
     if optional:
         logger.warning("SPECULATION SWITCH IS INERT: %s cannot be used with %s", asked_by, reason)
         return reason
-    message = (
-        f"speculation switch: {asked_by} cannot be used with {reason} "
-        f"Or add {OPTIONAL.flag} to start without it."
-    )
-    logger.error(message)
-    print(message, file=sys.stderr, flush=True)
-    raise SystemExit(EXIT_CODE)
+    stop(f"{asked_by} cannot be used with {reason} Or add {OPTIONAL.flag} to start without it.")

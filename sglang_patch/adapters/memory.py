@@ -4,25 +4,18 @@ SGLang captures graphs after it has sized the pool; an unbudgeted second set wou
 """
 
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 from sglang_patch.adapters.off_state import capture_sizes
-from sglang_patch.config import ConfigError, read_config
+from sglang_patch.adapters.server_args import current_config
 from sglang_patch.refusals import server_refusals
 
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
-"""What one captured batch size costs beside its tensors: kernels' launch records, in both graph
-sets.
-"""
+"""What one captured batch size costs beside its tensors, in both graph sets together."""
 BASE_BYTES = 128 << 20
-BYTES_PER_SLOT = {"fa3": 12, "fa4": 12, "flashinfer": 10, "triton": 18}
-"""Per batch row and context position, both backends: page tables of fa3 (three int32), kv_indices
-and mask of flashinfer (int32, uint8) and Triton (int64, uint8).
-"""
 
 
 def profile_available_bytes(
@@ -35,11 +28,7 @@ def profile_available_bytes(
     arguments = model_runner.server_args
     if model_runner.is_draft_worker or arguments.disable_cuda_graph or arguments.device != "cuda":
         return available
-    try:
-        config = read_config(os.environ)
-    except ConfigError:
-        return available  # the process is about to end with that error
-    if config is None or server_refusals(arguments):
+    if current_config() is None or server_refusals(arguments):
         return available
     budget = budget_bytes(arguments, model_runner.model_config)
     logger.info(
@@ -53,10 +42,20 @@ def budget_bytes(arguments: Any, model_config: Any) -> int:
     """Estimate both backends' buffers, the graphs, and the outputs that they hold."""
     rows = arguments.max_running_requests
     sizes = capture_sizes(list(arguments.cuda_graph_bs or []), rows)
-    _, decode_backend = arguments.get_attention_backends()
-    per_slot = BYTES_PER_SLOT.get(decode_backend, max(BYTES_PER_SLOT.values()))
-    if decode_backend in ("fa3", "fa4"):  # page tables shrink with the page
-        per_slot = -(-per_slot // arguments.page_size)
-    slots = 2 * rows * model_config.context_len * per_slot // 2
-    outputs = rows * (4 * model_config.vocab_size + 2 * 4 * model_config.hidden_size)
-    return int(BASE_BYTES + len(sizes) * GRAPH_BYTES + slots + outputs)
+    _, backend = arguments.get_attention_backends()
+    slots = rows * model_config.context_len
+    slots *= slot_bytes(backend, arguments.page_size, arguments.speculative_eagle_topk)
+    logits, hidden = 4 * model_config.vocab_size, 4 * 2 * model_config.hidden_size
+    return int(BASE_BYTES + len(sizes) * GRAPH_BYTES + slots + rows * (logits + hidden))
+
+
+def slot_bytes(backend: str, page_size: int, topk: int) -> float:
+    """Return what the target's and the draft extend's backends keep per batch row and position.
+
+    FlashAttention: four int32 page tables each, and two by position for a draft's topk
+    (flashattention_backend.py:1340-1560); FlashInfer: int32 indices and a mask each; Triton: int64
+    indices and a mask each (triton_backend.py:529-552).
+    """
+    if backend in ("fa3", "fa4"):
+        return 2 * 4 * 4 / page_size + (2 * 4 if topk > 1 else 0)
+    return 2 * (4 + 1) if backend == "flashinfer" else 2 * (8 + 1)

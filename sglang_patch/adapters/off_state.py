@@ -55,6 +55,10 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
     topk, since its graph picks the next draft's candidates
     (eagle_draft_extend_cuda_graph_runner.py:104).
     """
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
     from sglang.srt.utils import get_available_gpu_memory
 
@@ -76,7 +80,13 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
             )
     extend_backend, extend_graph_runner = drafter.draft_extend_attn_backend, None
     if graphs:
-        with swapped(arguments, cuda_graph_bs=list(sizes)):
+        # The draft's experts run on a backend of their own, which a capture records
+        # (eagle_worker.py:231-235).
+        with (
+            swapped(arguments, cuda_graph_bs=list(sizes)),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
             extend_backend, extend_graph_runner = _extend(drafter, draft_runner)
     logger.info(
         "Speculation switch: OFF steps use %s, %s; draft extend: %s. "

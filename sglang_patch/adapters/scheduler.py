@@ -1,7 +1,6 @@
 """The scheduler: arms the switch, decides once per decode step, reserves what that step needs."""
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from sglang_patch.adapters import eagle_v1, eagle_v2
 from sglang_patch.adapters.off_state import one_token
-from sglang_patch.config import SKIP_DRAFT_EXTEND, Config, ConfigError, read_config
+from sglang_patch.adapters.server_args import current_config
+from sglang_patch.config import SKIP_DRAFT_EXTEND, Config
 from sglang_patch.plugin import unapplied
 from sglang_patch.refusals import (
     Refusal,
@@ -31,7 +31,7 @@ ATTACH: dict[str, Callable[[Any, Switch], None]] = {
 
 def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any:
     """Arm the switch once the worker that will serve exists (scheduler.py:675-715)."""
-    config = _config()
+    config = current_config()
     if config is None:
         return original(scheduler)
     refusals = server_refusals(scheduler.server_args)
@@ -70,13 +70,6 @@ def _announce(config: Config) -> None:
             "each of them: for timing only, never for serving.",
             SKIP_DRAFT_EXTEND.variable,
         )
-
-
-def _config() -> Config | None:
-    try:
-        return read_config(os.environ)
-    except ConfigError as error:
-        raise SystemExit(f"speculation switch: {error}") from None
 
 
 def _inert(config: Config, refusals: tuple[Refusal, ...], rank: int) -> Switch:

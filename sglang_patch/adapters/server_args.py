@@ -3,13 +3,12 @@ so they go to the environment, which the scheduler processes inherit.
 """
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patch.config import FLAGS, ConfigError, read_config
+from sglang_patch.config import FLAGS, Config, ConfigError, read_config
 from sglang_patch.plugin import is_compatible
-from sglang_patch.refusals import EXIT_CODE, refuse, server_refusals
+from sglang_patch.refusals import refuse, server_refusals, stop
 
 
 def add_cli_args(original: Callable[..., Any], parser: Any) -> Any:
@@ -30,6 +29,7 @@ def from_cli_args(original: Callable[..., Any], cls: Any, args: Any) -> Any:
         value = getattr(args, _dest(setting.flag), None)
         if value is not None:
             os.environ[setting.variable] = "1" if value is True else str(value)
+    current_config()  # before SGLang reads the model
     arguments = original(cls, args)
     _check(arguments)
     return arguments
@@ -46,12 +46,16 @@ def _dest(flag: str | None) -> str:
     return (flag or "").lstrip("-").replace("-", "_")
 
 
-def _check(arguments: Any) -> None:
+def current_config() -> Config | None:
+    """Read the environment, and end the process on what cannot be used."""
     try:
-        config = read_config(os.environ)
+        return read_config(os.environ)
     except ConfigError as error:
-        print(f"speculation switch: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_CODE) from None
+        stop(str(error))
+
+
+def _check(arguments: Any) -> None:
+    config = current_config()
     if config is None or not is_compatible():
         return
     if refusals := server_refusals(arguments):
