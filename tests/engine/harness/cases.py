@@ -167,6 +167,27 @@ GAPS = Case(
 )
 """Room for gaps of 64 OFF steps and what follows them."""
 
+CROWD = Case(
+    "crowd",
+    [
+        Request(prompt(10, 500 + i), max_new_tokens=60, at=i // 3, sampling=ENDLESS)
+        for i in range(6)
+    ],
+)
+"""More than a pool of CROWD_POOL slots holds: requests are retracted and come back."""
+
+CROWD_POOL = 272
+
+RESUMED = Case(
+    "resumed",
+    [
+        Request(prompt(20, 600), max_new_tokens=40, sampling=ENDLESS),
+        Request(prompt(20, 601), max_new_tokens=40, sampling=ENDLESS),
+        Request(prompt(6, 602), max_new_tokens=60, at=-1, follows=0, sampling=ENDLESS),
+    ],
+)
+"""Two conversations side by side, then a second turn of the first one alone."""
+
 SAMPLED = Case(
     "sampled",
     [

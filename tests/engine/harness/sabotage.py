@@ -4,29 +4,43 @@ from collections.abc import Callable
 from functools import partial
 
 DROP_HOOK = "drop-hook:"
+VOID_HOOK = "void-hook:"
 
 
 def apply_sabotage(name: str) -> None:
     """Break this process; called before plugins are loaded."""
     if name.startswith(DROP_HOOK):
         drop_hook(name.removeprefix(DROP_HOOK))
+    elif name.startswith(VOID_HOOK):
+        void_hook(name.removeprefix(VOID_HOOK))
     else:
         SABOTAGE[name]()
 
 
 def drop_hook(target: str) -> None:
-    """Lose one of the plugin's hooks, as SGLang does when it fails to apply one: it logs that
-    and goes on.
+    """Lose one of the plugin's hooks, as SGLang does when it fails to apply one: it logs that and
+    goes on.
     """
+    _change_registration(target, None)
+
+
+def void_hook(target: str) -> None:
+    """Leave one of the plugin's hooks in place, and nothing in it."""
+    _change_registration(target, lambda original, *args, **kwargs: original(*args, **kwargs))
+
+
+def _change_registration(target: str, hook: Callable[..., object] | None) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     register = HookRegistry.register
 
-    def register_others(name, *args, **kwargs):
+    def register_changed(name, given, *args, **kwargs):
         if name != target:
-            register(name, *args, **kwargs)
+            register(name, given, *args, **kwargs)
+        elif hook is not None:
+            register(name, hook, *args, **kwargs)
 
-    HookRegistry.register = register_others
+    HookRegistry.register = register_changed
 
 
 def leak_kv_slot() -> None:
@@ -97,14 +111,10 @@ def forget_draft_hidden_states(worker: str, method: str) -> None:
     extend = getattr(owner, method)
 
     def blind(self, batch, *others):
-        batch.spec_info.hidden_states = torch_zeros_like(batch.spec_info.hidden_states)
+        batch.spec_info.hidden_states = batch.spec_info.hidden_states * 0
         return extend(self, batch, *others)
 
     setattr(owner, method, blind)
-
-
-def torch_zeros_like(tensor):
-    return tensor * 0
 
 
 SABOTAGE: dict[str, Callable[[], None]] = {

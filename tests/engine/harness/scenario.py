@@ -132,7 +132,9 @@ CLEAN = Accounting()
 class CaseResult:
     """All requests of a case in order, batch size and mode of each decode step, and what was held.
 
-    `modes` is the plugin's own record of this rank, empty without the plugin.
+    `modes` is the plugin's own record of this rank, empty without the plugin. `internal_state` and
+    `load` are what the scheduler answers to `/server_info` and `/v1/loads` afterwards, in excerpts;
+    they count since the scheduler was built.
     """
 
     outputs: list[Output]
@@ -140,6 +142,8 @@ class CaseResult:
     batch_sizes: list[int]
     modes: list[str]
     accounting: Accounting
+    internal_state: dict[str, Any]
+    load: dict[str, Any]
 
     @property
     def tokens(self) -> list[list[int]]:

@@ -19,6 +19,8 @@ from sglang.srt.managers.io_struct import (
     AbortReq,
     FlushCacheReqInput,
     FlushCacheReqOutput,
+    GetInternalStateReq,
+    GetLoadsReqInput,
     TokenizedGenerateReqInput,
 )
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
@@ -134,6 +136,8 @@ class Conversation:
             iterations=self._iteration,
             batch_sizes=self._batch_sizes,
             accounting=self._account(),
+            internal_state=self._internal_state(),
+            load=self._load(),
         )
 
     def _receive(self) -> list[Any]:
@@ -256,6 +260,14 @@ class Conversation:
             top_logprobs=seen["top_logprobs"],
             steps=self._steps[index],
         )
+
+    def _internal_state(self) -> dict[str, Any]:
+        state = self._scheduler.get_internal_state(GetInternalStateReq()).internal_state
+        return {name: state.get(name) for name in ("spec_switch", "avg_spec_accept_length")}
+
+    def _load(self) -> dict[str, Any]:
+        load = self._scheduler.get_loads(GetLoadsReqInput(include=["all"]))
+        return {"spec_switch": getattr(load, "spec_switch", None)}
 
     def _account(self) -> Accounting:
         """Compare slots one by one: a slot lost and another counted twice must not cancel out."""

@@ -1,0 +1,109 @@
+"""Each hook of the plugin taken away, in turn: something must notice.
+
+Lost as SGLang loses one (it logs that and goes on), a hook is missed by the plugin's own check at
+start. Left in place but emptied, it is missed by one of the checks below, which a whole plugin
+passes.
+"""
+
+import pytest
+
+from sglang_patch.hooks import SCHEDULER_HOOKS
+from tests.engine.harness.cases import CROWD, CROWD_POOL, FEATURES, LONG
+from tests.engine.harness.comparing import accept_ratio
+from tests.engine.harness.laboratory import CaseError, Laboratory
+from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, TREE, CaseResult, Engine, Job
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+CASES = [FEATURES["staggered"], LONG]
+ARMING = "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker"
+
+# What these do shows on a GPU only: CUDA graphs, and the memory that they take.
+UNSEEN_ON_CPU = {
+    "sglang.srt.speculative.eagle_worker.EAGLEWorker.forward_draft_extend_after_decode",
+    (
+        "sglang.srt.model_executor.model_runner_kv_cache_mixin."
+        "ModelRunnerKVCacheMixin._profile_available_bytes"
+    ),
+}
+
+
+def worker_of(hook: str) -> Engine:
+    """The engine whose worker runs the hook."""
+    return CHAIN_V2 if "eagle_worker_v2" in hook else TREE
+
+
+def alternating(engine: Engine, sabotage: str | None) -> Job:
+    return Job(
+        engine.with_options("logging", decode_log_interval=3),
+        CASES,
+        {"SGLANG_SPEC_SWITCH_SCHEDULE": "every:4"},
+        sabotage,
+    )
+
+
+def off_and_squeezed(engine: Engine, sabotage: str | None) -> Job:
+    small = engine.with_options("squeezed", max_total_tokens=CROWD_POOL, decode_log_interval=3)
+    return Job(small, [CROWD], {"SGLANG_SPEC_SWITCH_SCHEDULE": "off"}, sabotage)
+
+
+def retractions(result: CaseResult) -> int:
+    return sum(output.retractions for output in result.outputs)
+
+
+def symptoms(engine: Engine, sabotage: str | None, laboratory: Laboratory) -> list[str]:
+    """Everything that is wrong with a plugin."""
+    try:
+        staggered, long = (
+            laboratory.result(alternating(engine, sabotage), case.name) for case in CASES
+        )
+        crowd = laboratory.result(off_and_squeezed(engine, sabotage), "crowd")
+    except CaseError as error:
+        return [f"fails: {error}"]
+    plain = laboratory.result(Job(PLAIN, CASES), "staggered")
+    squeezed = PLAIN.with_options("squeezed", max_total_tokens=CROWD_POOL)
+    plain_crowd = laboratory.result(Job(squeezed, [CROWD]), "crowd")
+    stock = laboratory.result(Job(engine, [LONG]), "long")
+    if not long.modes:
+        return ["never decides"]
+    state, stock_length = (
+        long.internal_state[name] for name in ("spec_switch", "avg_spec_accept_length")
+    )
+    added_off = set(long.accepted("off").values())
+    accepted_on = list(long.accepted("on").values())
+    checks = {
+        "other answers": staggered.tokens == plain.tokens and long.tokens == stock.tokens,
+        "lost slots": staggered.accounting == long.accounting == crowd.accounting == CLEAN,
+        "other modes": set(long.modes) == {"on", "off"} and set(crowd.modes) == {"off"},
+        "drafts while off": added_off == {1},
+        "stale draft": abs(accept_ratio(long, stock) - 1) <= 0.02,
+        "reserves too much": retractions(crowd) <= retractions(plain_crowd),
+        "no state": state is not None and long.load["spec_switch"] is not None,
+        "not active": state is not None and state["state"] == "active",
+        "steps not counted": state is not None and state["tokens"]["on"] >= sum(accepted_on),
+        "accept length with off steps": stock_length is not None
+        and abs(stock_length - sum(accepted_on) / len(accepted_on)) < 0.1,
+    }
+    return [symptom for symptom, healthy in checks.items() if not healthy]
+
+
+@pytest.mark.parametrize("engine", [TREE, CHAIN_V2], ids=str)
+def test_the_whole_plugin_has_no_symptom(engine: Engine, laboratory: Laboratory) -> None:
+    assert symptoms(engine, None, laboratory) == []
+
+
+@pytest.mark.parametrize("hook", [h.path for h in SCHEDULER_HOOKS if h.path != ARMING])
+def test_a_lost_hook_ends_the_start(hook: str, laboratory: Laboratory) -> None:
+    (answer,) = symptoms(worker_of(hook), f"drop-hook:{hook}", laboratory)
+    assert answer.startswith("fails: ")
+    assert hook.rpartition(".")[2] in answer
+
+
+@pytest.mark.parametrize("hook", [h.path for h in SCHEDULER_HOOKS if h.path not in UNSEEN_ON_CPU])
+def test_an_empty_hook_is_noticed(hook: str, laboratory: Laboratory) -> None:
+    assert symptoms(worker_of(hook), f"void-hook:{hook}", laboratory) != []
+
+
+def test_the_lost_arming_hook_is_noticed(laboratory: Laboratory) -> None:
+    """Nothing is left then that could refuse, so the state must be missing."""
+    assert symptoms(TREE, f"drop-hook:{ARMING}", laboratory) == ["never decides"]
