@@ -83,7 +83,8 @@ async def test_without_an_admin_key_control_paths_stay_shut() -> None:
 async def test_server_info_is_shown_without_keys(path: str) -> None:
     info = {
         "api_key": "s1", "admin_api_key": "s2", "ssl_keyfile_password": "s3", "tp_size": 2,
-        "model_path": "llama", "max_total_num_tokens": 5, "hicache_storage_backend_extra_config": "s4",
+        "model_path": "llama", "max_total_num_tokens": 5,
+        "hicache_storage_backend_extra_config": "s4",
         "internal_states": [{"hf_token": "s5", "nested": {"API_KEY": "s6"}}], "version": "0.5.12",
     }  # fmt: skip
 

@@ -1,6 +1,5 @@
 """A client that leaves stops the engine at once, and nothing is left of it."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 

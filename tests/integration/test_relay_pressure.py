@@ -89,7 +89,7 @@ async def test_a_client_that_leaves_while_it_is_slow_stops_the_engine() -> None:
     flood = Flood()
     async with running() as rig:
         rig.spec.script = flood
-        reader, writer = await rig.post(CHAT, BODY)
+        _, writer = await rig.post(CHAT, BODY)
         await flood.stuck()
         writer.transport.abort()
         assert (await rig.record()).outcome == "client_disconnect"

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterable
+from typing import TypeVar
 
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionChunk
 
 from router.settings import Timeouts
 from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, event, running, until
@@ -17,6 +20,13 @@ QUEUE_FULL = (
     b'data: {"error": {"object": "error", "message": "The request queue is full.", '
     b'"type": "ServiceUnavailable", "param": null, "code": 503}}\n\n'
 )
+
+T = TypeVar("T")
+
+
+async def collect(source: AsyncIterable[T], into: list[T]) -> None:
+    async for item in source:
+        into.append(item)  # noqa: PERF401  (what came before a failure is wanted too)
 
 
 async def test_nothing_is_sent_before_the_first_event_is_complete() -> None:
@@ -148,11 +158,11 @@ async def test_an_event_that_was_cut_is_ended_before_the_error_event() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        body = b""
-        with pytest.raises(httpx.RemoteProtocolError):
-            async with rig.http.stream("POST", CHAT, content=BODY) as response:
-                async for data in response.aiter_raw():
-                    body += data
+        parts: list[bytes] = []
+        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+            with pytest.raises(httpx.RemoteProtocolError):
+                await collect(response.aiter_raw(), parts)
+        body = b"".join(parts)
         whole, cut, error, rest = body.split(b"\n\n")
         assert whole + b"\n\n" == event("a")
         assert cut == event("b")[:17]
@@ -172,11 +182,10 @@ async def test_the_official_client_raises_when_a_stream_dies() -> None:
             api_key="none", base_url=f"{rig.url}/v1", max_retries=0
         ) as client:
             stream = await client.chat.completions.create(model="m", messages=[], stream=True)
-            texts = []
+            chunks: list[ChatCompletionChunk] = []
             with pytest.raises(openai.APIError, match="Server spec broke off its answer"):
-                async for chunk in stream:
-                    texts.append(chunk.choices[0].delta.content)  # noqa: PERF401
-            assert texts == ["a"]
+                await collect(stream, chunks)
+            assert [chunk.choices[0].delta.content for chunk in chunks] == ["a"]
 
 
 @pytest.mark.parametrize("sent", [[], [event("a")]])
@@ -235,7 +244,8 @@ async def test_a_plain_body_cut_short_breaks_the_connection() -> None:
 @pytest.mark.parametrize(
     "garbage",
     [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nbroken header\r\n\r\n", b"\x00" * 100,
-     b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", b"HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+     b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+     b"HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
      b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000],
 )  # fmt: skip
 async def test_garbage_becomes_a_502(garbage: bytes) -> None:

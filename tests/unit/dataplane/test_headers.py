@@ -1,0 +1,64 @@
+import pytest
+
+from router.core.types import Decision, Reason
+from router.dataplane.headers import (
+    encode_head,
+    forwarded_request,
+    forwarded_response,
+    has_bearer,
+    own,
+)
+
+
+def test_what_connection_names_is_dropped_with_it() -> None:
+    headers = [
+        (b"connection", b"X-A , close"), (b"x-a", b"1"), (b"x-b", b"2"),
+        (b"connection", b"x-c"), (b"x-c", b"3"),
+    ]  # fmt: skip
+    assert forwarded_request(headers) == [(b"x-b", b"2")]
+    assert forwarded_response(headers) == [(b"x-b", b"2")]
+
+
+def test_a_response_cannot_forge_the_routers_own_headers() -> None:
+    headers = [
+        (b"x-crossover-server", b"x"), (b"x-crossover-reason", b"x"), (b"x-request-id", b"x"),
+        (b"x-crossover-error", b"x"), (b"content-length", b"3"),
+    ]  # fmt: skip
+    assert forwarded_response(headers) == [(b"content-length", b"3")]
+
+
+@pytest.mark.parametrize(
+    ("value", "yes"),
+    [
+        (b"Bearer key", True),
+        (b"bearer key", True),
+        (b"Basic key", False),
+        (b"Bearer KEY", False),
+        (b"Bearer key ", False),
+        (b"Bearer ", False),
+        (b"key", False),
+        (b"", False),
+        (b"Bearer k\xc3\xa9y", False),
+    ],
+)
+def test_a_bearer_token_must_be_the_key(value: bytes, yes: bool) -> None:
+    assert has_bearer([(b"authorization", value)], "key") is yes
+    assert not has_bearer([], "key")
+
+
+def test_the_head_says_how_long_the_body_is() -> None:
+    head = encode_head("POST", b"/x?y=1", b"h:1", [(b"a", b"b")], 7)
+    assert head == (
+        b"POST /x?y=1 HTTP/1.1\r\nhost: h:1\r\na: b\r\naccept-encoding: identity\r\n"
+        b"content-length: 7\r\n\r\n"
+    )
+    assert b"content-length: 0" in encode_head("POST", b"/", b"h", [], 0)
+    assert b"content-length" not in encode_head("GET", b"/", b"h", [], 0)
+
+
+def test_a_response_says_who_served_and_why() -> None:
+    assert own("id", Decision("spec", Reason.DWELL)) == [
+        (b"x-request-id", b"id"),
+        (b"x-crossover-server", b"spec"),
+        (b"x-crossover-reason", b"dwell"),
+    ]
