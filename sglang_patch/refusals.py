@@ -133,7 +133,7 @@ def hook_refusal(unapplied: Sequence[str]) -> tuple[Refusal, ...]:
 
 
 class RefusedError(SystemExit):
-    """Ends the process. SGLang swallows what a plugin raises (plugins/__init__.py:132), not this."""
+    """Ends the process. SGLang swallows what plugins raise (plugins/__init__.py:132), not this."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)

@@ -1,0 +1,33 @@
+from pathlib import Path
+
+from sglang_patch.config import SETTINGS
+from sglang_patch.hooks import FLAG_HOOKS, LAUNCHER_HOOKS, SCHEDULER_HOOKS
+from sglang_patch.rule import Mode
+from sglang_patch.telemetry import Telemetry
+
+TEXT = (Path(__file__).parents[3] / "docs" / "engine.md").read_text()
+
+
+def table(heading: str) -> list[str]:
+    rows = TEXT[TEXT.index(heading) :].split("|---|---|---|\n", 1)[1]
+    return rows.split("\n\n", 1)[0].splitlines()
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    assert table("## Settings") == [
+        f"| {f'`{s.flag}`' if s.flag else '-'} | `{s.variable}` | {s.help} |" for s in SETTINGS
+    ]
+
+
+def test_every_hook_is_documented_with_its_process_and_reason() -> None:
+    assert [row for row in table("## Hooks") if row.startswith("|")] == [
+        f"| `{hook.path.removeprefix('sglang.srt.')}` | {hook.role} | {hook.why} |"
+        for hook in (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS)
+    ]
+
+
+def test_every_figure_of_the_load_metrics_is_documented() -> None:
+    telemetry = Telemetry()
+    telemetry.started(Mode.ON)
+    listed = TEXT[TEXT.index("`state, mode") :].split("`", 2)[1].replace("\n", " ").split(", ")
+    assert set(telemetry.summary(1)) < set(listed)
