@@ -314,7 +314,7 @@ async def running(
     keepalive_s: float = 2.0,
     implementation: str = "httptools",
 ) -> AsyncIterator[Rig]:
-    """A router in front of a `spec` and a `base` engine. All requests go to `spec` while it is up."""
+    """A router before a `spec` and a `base` engine. All requests go to `spec` while it is up."""
     timeouts = timeouts or Timeouts(connect_s=2.0, first_byte_s=30.0, idle_s=30.0)
     engines = engines if engines is not None else {"spec": Engine(), "base": Engine()}
     servers = [ServerSpec(name, Role(name.partition("-")[0]), e.url) for name, e in engines.items()]

@@ -227,3 +227,69 @@ async def test_a_server_killed_in_mid_stream_leaves_the_next_request_to_the_othe
         response = await rig.http.post(CHAT, content=BODY)
         assert response.headers["x-crossover-server"] == "base"
         await rig.settled()
+
+
+async def test_three_hundred_streams_run_at_once() -> None:
+    """More than the connection limits that HTTP clients come with."""
+    count = 300
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    async with running() as rig:
+        rig.spec.script = script
+        pairs = [await rig.post(CHAT, BODY) for _ in range(count)]
+        for reader, _ in pairs:
+            await reader.readuntil(b"\n\n")
+        assert rig.ledger.load("spec").decode_sequences == count
+        go_on.set()
+        for reader, writer in pairs:
+            await reader.readuntil(b"0\r\n\r\n")
+            writer.close()
+        assert (await rig.record(count)).outcome == "ok"
+        await rig.settled()
+        assert rig.pools["spec"].idle_connections <= count
+
+
+async def test_a_shutdown_in_mid_stream_gives_every_lease_back() -> None:
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await call.gone()
+
+    async with running() as rig:
+        rig.spec.script = script
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        ledger = rig.ledger
+        rig.server.should_exit = True
+        await rig.record()
+        assert len(ledger) == 0
+        assert rig.observer.records[0].outcome == "client_disconnect"
+        await until(lambda: len(rig.spec.aborts) == 1)
+        writer.close()
+
+
+async def test_a_fault_of_the_router_is_a_500_without_details() -> None:
+    async with running() as rig:
+        rig.health["spec"].context_length = "broken"  # type: ignore[assignment]
+        response = await rig.http.post(CHAT, content=BODY)
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "internal"
+        assert "Traceback" not in response.text
+        assert (await rig.record()).status == 500
+        await rig.settled()
+
+
+async def test_small_writes_are_not_delayed_on_the_way_to_an_engine() -> None:
+    async with running() as rig:
+        connection = await rig.pools["spec"].connection()
+        assert connection._transport is not None
+        sock = connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        connection.abort()

@@ -8,7 +8,6 @@ from typing import TypeVar
 import httpx
 import openai
 import pytest
-from openai.types.chat import ChatCompletionChunk
 
 from router.settings import Timeouts
 from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, event, running, until
@@ -182,7 +181,7 @@ async def test_the_official_client_raises_when_a_stream_dies() -> None:
             api_key="none", base_url=f"{rig.url}/v1", max_retries=0
         ) as client:
             stream = await client.chat.completions.create(model="m", messages=[], stream=True)
-            chunks: list[ChatCompletionChunk] = []
+            chunks: list[openai.types.chat.ChatCompletionChunk] = []
             with pytest.raises(openai.APIError, match="Server spec broke off its answer"):
                 await collect(stream, chunks)
             assert [chunk.choices[0].delta.content for chunk in chunks] == ["a"]
