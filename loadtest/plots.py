@@ -58,6 +58,7 @@ def _throughput(axes: Any, results: Mapping[str, Any]) -> None:
     load.fill_between(first["at_s"], first["wanted"], color="black", alpha=0.06, linewidth=0)
     load.set(ylabel="requests in flight wanted (grey)")
     load.set_ylim(bottom=0)
+    load.margins(x=0)
     axes.legend(loc="upper left", frameon=False)
     axes.grid(alpha=0.25)
 
@@ -80,7 +81,9 @@ def _in_flight(axes: Any, results: Mapping[str, Any]) -> None:
             alpha=0.75,
         )
         axes.legend(loc="upper left", frameon=False)
-    axes.set(xlabel="seconds of engine time", ylabel="in flight", title="routed: who has them")
+    axes.set(
+        xlabel="seconds of engine time", ylabel="in flight", title="routed: requests at each server"
+    )
     axes.margins(x=0)
 
 
@@ -88,12 +91,13 @@ def _totals(axes: Any, results: Mapping[str, Any]) -> None:
     runs = {name: run["tok_s"] for name, run in results["runs"].items()}
     rivals = results["rivals"]
     names = [*runs, *rivals]
-    bars = axes.barh(names, [*runs.values(), *rivals.values()])
-    for name, bar in zip(names, bars, strict=True):
-        bar.set_color(_COLOURS.get(name, "#cccccc"))
-        if name in rivals:
-            bar.set_hatch("//")
-            bar.set_edgecolor("#888888")
+    bars = axes.barh(
+        names,
+        [*runs.values(), *rivals.values()],
+        color=[_COLOURS.get(name, "#dddddd") for name in names],
+        hatch=["///" if name in rivals else "" for name in names],
+        edgecolor="white",
+    )
     axes.bar_label(bars, fmt="{:,.0f}", padding=3)
     axes.invert_yaxis()
     axes.set(xlabel="tok/s over the whole load (hatched: by the engine model)")

@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 SCHEMA = 1
 _PACKAGES = ("crossover-router", "fastapi", "httptools", "uvicorn", "uvloop")
 _SECRET_FLAGS = ("--api-key",)
+_NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
 
 
 class OutputError(Exception):
@@ -63,6 +65,8 @@ def check_writable(path: str) -> None:
 def write(path: str, results: Mapping[str, object]) -> None:
     """Write the document to a file, or to stdout if `path` is `-`."""
     text = json.dumps(results, indent=2) + "\n"
+    # A series of numbers takes one line.
+    text = _NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
     if path == "-":
         sys.stdout.write(text)
         return

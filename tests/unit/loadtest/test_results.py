@@ -41,8 +41,9 @@ def test_results_are_written_to_a_new_folder_or_to_stdout(
 ) -> None:
     path = str(tmp_path / "new" / "results.json")
     check_writable(path)
-    write(path, {"schema": 1})
-    assert json.loads(Path(path).read_text()) == {"schema": 1}
+    write(path, {"schema": 1, "series": [1, 2.5, None]})
+    assert json.loads(Path(path).read_text()) == {"schema": 1, "series": [1, 2.5, None]}
+    assert len(Path(path).read_text().splitlines()) == 4
     check_writable("-")
     write("-", {"schema": 1})
     assert json.loads(capsys.readouterr().out) == {"schema": 1}
