@@ -221,7 +221,8 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "commit": commit.stdout.strip() or None,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "options": {key: str(value) for key, value in vars(options).items()},
+        "rounds": options.rounds,
+        "tests": options.tests,
         "cpu": cpu[0] if cpu else None,
         "cores": os.cpu_count(),
         "kernel": platform.release(),

@@ -158,9 +158,10 @@ class Router:
 class Harness:
     """The load client and both stub servers, one process."""
 
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, core: int | None = HARNESS_CORE) -> None:
+        pinned = () if core is None else ("taskset", "-c", str(core))
         self._process = subprocess.Popen(
-            ["taskset", "-c", str(HARNESS_CORE), str(program)],
+            [*pinned, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -137,8 +137,7 @@ class Run:
         results = {
             "schema": 1,
             "error": error,
-            "provenance": provenance(),
-            "options": {key: str(value) for key, value in vars(self.options).items()},
+            "provenance": provenance(self.options),
             "site": {
                 "levels": self.site.levels,
                 "prompt_tokens": self.site.prompt_tokens,
@@ -181,7 +180,7 @@ def check_active(server: Server) -> None:
         raise StartError(f"{server.arm.name}: the plugin is not active: {state}\n{server.tail()}")
 
 
-def provenance() -> dict[str, Any]:
+def provenance(options: argparse.Namespace) -> dict[str, Any]:
     """What was measured, on what, by which command."""
     commit = os.environ.get("CROSSOVER_COMMIT")
     if commit is None:
@@ -196,7 +195,7 @@ def provenance() -> dict[str, Any]:
     return {
         "commit": commit,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": [Path(sys.executable).name, *sys.argv],
+        "options": {key: str(value) for key, value in vars(options).items() if key != "out"},
         "gpu": gpu("--query-gpu=name,memory.total,driver_version"),
         "cpus": os.cpu_count(),
         "kernel": platform.release(),
