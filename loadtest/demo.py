@@ -28,7 +28,7 @@ from loadtest.workload import CHAT_MIX, Workload
 from router.core.types import Layout
 
 RUNS = (*FIXED_POLICIES, ROUTED)
-DEFAULT_SECONDS = 64.0
+DEFAULT_SECONDS = 56.0
 SECONDS_MIN, SECONDS_MAX = 4.0, 3600.0
 TIMELINE_STEPS = 80
 
