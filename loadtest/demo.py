@@ -212,7 +212,7 @@ async def _measure(options: Options, ahead: Forecast, view: View) -> dict[str, M
 def _demo(options: Options, argv: Sequence[str]) -> int:
     import uvloop
 
-    from loadtest.plots import draw_demo
+    from loadtest.plots import draw_demo  # first of all: what is missing shows before the run
 
     stream = sys.stderr if options.json == "-" else sys.stdout
     options.out.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
 _COLOURS = {
     "spec-only": "#d95f02",
     "base-only": "#1f78b4",
@@ -15,9 +18,6 @@ _SERVER_COLOURS = {"spec": "#d95f02", "base": "#1f78b4"}
 
 def draw_demo(results: Mapping[str, Any], out: Path) -> list[Path]:
     """Draw throughput over time, where the routed requests went, and the totals beside rivals."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2), width_ratios=(3, 2))
