@@ -1,20 +1,27 @@
 """Runs jobs on two workers at a time, each job once; the tests ask for their results."""
 
+import itertools
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.engine.harness.scenario import CaseResult, Job
 
 ROOT = Path(__file__).parents[3]
 CPU_ENGINE = ROOT / "tests/engine/cpu"
 WORKERS = 2
+URGENT = False  # sorts before True
+STOP = ""
+
+Answer = list[list[dict[str, Any]]]
 
 
 def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -39,26 +46,32 @@ class CaseError(Exception):
 
 
 class Laboratory:
-    """Worker processes and the answers to the jobs given to them so far."""
+    """Worker processes and the answers to the jobs given to them so far.
+
+    A job that a test waits for goes before those that were only announced.
+    """
 
     def __init__(self, models: Path, logs: Path) -> None:
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(WORKERS)
-        self._answers: dict[str, Future[list[list[dict]]]] = {}
+        self._pending: queue.PriorityQueue[tuple[bool, int, str]] = queue.PriorityQueue()
+        self._order = itertools.count()
+        self._answers: dict[str, Future[Answer]] = {}
+        self._lock = threading.Lock()
         self._workers = [self._start(models, logs / f"worker-{i}.log") for i in range(WORKERS)]
+        for worker in self._workers:
+            threading.Thread(target=self._work, args=(worker,), daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._workers:
-            worker.kill()
+            self._pending.put((URGENT, next(self._order), STOP))
+            os.killpg(worker.pid, signal.SIGKILL)
             worker.communicate()
 
     def _start(self, models: Path, log: Path) -> "subprocess.Popen[str]":
         with log.open("w") as stderr:
-            worker = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "tests.engine.harness.worker", str(models)],
                 cwd=ROOT,
                 env=engine_environment(),
@@ -68,35 +81,46 @@ class Laboratory:
                 text=True,
                 start_new_session=True,
             )
-        self._idle.put(worker)
-        return worker
 
-    def begin(self, job: Job) -> Future[list[list[dict]]]:
+    def begin(self, job: Job, *, urgent: bool = False) -> "Future[Answer]":
         """Start the job, or find it started."""
         line = json.dumps(job.dump())
-        if line not in self._answers:
-            self._answers[line] = self._threads.submit(self._ask, line)
-        return self._answers[line]
+        with self._lock:
+            known = line in self._answers
+            future = self._answers.setdefault(line, Future())
+            if not known or (urgent and not future.running()):
+                self._pending.put((URGENT if urgent else not URGENT, next(self._order), line))
+        return future
 
-    def _ask(self, line: str) -> list[list[dict]]:
-        worker = self._idle.get()
-        try:
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            worker.stdin.write(line + "\n")
-            worker.stdin.flush()
-            answer = worker.stdout.readline()
-        finally:
-            self._idle.put(worker)
-        if not answer:
-            raise CaseError(f"the worker ended with status {worker.wait()}")
-        return json.loads(answer)
+    def _work(self, worker: "subprocess.Popen[str]") -> None:
+        while (line := self._pending.get()[-1]) != STOP:
+            with self._lock:
+                future = self._answers[line]
+                if future.running() or future.done():
+                    continue
+                future.set_running_or_notify_cancel()
+            try:
+                future.set_result(_ask(worker, line))
+            except (CaseError, OSError, ValueError) as error:
+                future.set_exception(error)
 
     def result(self, job: Job, case_name: str, rank: int = 0) -> CaseResult:
         """Wait for one case of a job; raise CaseError if it failed inside the engine."""
-        for case, answer in zip(job.cases, self.begin(job).result()[rank], strict=True):
+        answers = self.begin(job, urgent=True).result()
+        for case, answer in zip(job.cases, answers[rank], strict=True):
             if case.name == case_name:
                 if "error" in answer:
                     raise CaseError(answer["error"])
                 return CaseResult.load(answer["result"])
         raise KeyError(case_name)
+
+
+def _ask(worker: "subprocess.Popen[str]", line: str) -> Answer:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(line + "\n")
+    worker.stdin.flush()
+    answer = worker.stdout.readline()
+    if not answer:
+        raise CaseError(f"the worker ended with status {worker.wait()}")
+    return json.loads(answer)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from sglang.srt.distributed import parallel_state
-from sglang.srt.managers import scheduler as sglang_scheduler
+from sglang.srt.managers import scheduler as sglang_scheduler  # before the workers: import cycle
 from sglang.srt.managers.io_struct import (
     AbortReq,
     FlushCacheReqInput,

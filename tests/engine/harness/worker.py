@@ -6,6 +6,7 @@ error's text. A fork keeps what SGLang and its plugins hold per process from lea
 Everything that SGLang prints goes to stderr.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -18,6 +19,15 @@ from tests.engine.harness.ports import free_port
 from tests.engine.harness.sabotage import apply_sabotage
 from tests.engine.harness.scenario import Job
 from tests.engine.harness.scheduling import Conversation, Trace, build_scheduler
+
+
+PRELOADED = (  # SGLang imports these when it builds a scheduler: once here, instead of in each fork
+    "sglang.srt.layers.attention.triton_backend",
+    "sglang.srt.models.llama",
+    "sglang.srt.models.llama_eagle3",
+    "sglang.srt.speculative.eagle_worker",
+    "sglang.srt.speculative.eagle_worker_v2",
+)
 
 
 def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str, Any]]:
@@ -76,4 +86,6 @@ def serve(jobs: TextIO, answers: TextIO, models: Path) -> None:
 if __name__ == "__main__":
     protocol = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    for name in PRELOADED:
+        importlib.import_module(name)
     serve(sys.stdin, protocol, Path(sys.argv[1]))

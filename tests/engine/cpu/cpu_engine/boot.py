@@ -80,6 +80,7 @@ def use_sampling_ops(module: types.ModuleType) -> None:
 
 def use_sampling_and_cache_ops(module: types.ModuleType) -> None:
     use_sampling_ops(module)
+    use_torch_index_kernels(module)
     module._is_cuda = True  # assign_extend_cache_locs_func has no CPU branch
 
 
@@ -102,10 +103,10 @@ def use_torch_extend_attention(module: types.ModuleType) -> None:
     module.extend_attention_fwd = attention.extend_attention_fwd
 
 
-def use_torch_draft_indices(module: types.ModuleType) -> None:
-    from cpu_engine import attention
+def use_torch_index_kernels(module: types.ModuleType) -> None:
+    from cpu_engine import index_kernels
 
-    module.generate_draft_decode_kv_indices = attention.DraftKvIndices()
+    index_kernels.replace_in(module)
 
 
 BEFORE: dict[str, Callable[[], None]] = {
@@ -124,5 +125,7 @@ AFTER: dict[str, Callable[[types.ModuleType], None]] = {
     "sglang.srt.constrained.xgrammar_backend": apply_grammar_masks,
     "sglang.srt.layers.attention.triton_ops.decode_attention": use_torch_decode_attention,
     "sglang.srt.layers.attention.triton_ops.extend_attention": use_torch_extend_attention,
-    "sglang.srt.layers.attention.triton_backend": use_torch_draft_indices,
+    "sglang.srt.layers.attention.utils": use_torch_index_kernels,
+    "sglang.srt.model_executor.forward_batch_info": use_torch_index_kernels,
+    "sglang.srt.speculative.spec_utils": use_torch_index_kernels,
 }
