@@ -26,7 +26,7 @@ def one_node_verify_input(batch: Any, bonus_tokens: Any) -> Any:
         positions=batch.seq_lens.to(torch.int64, copy=True),
         retrieve_index=torch.arange(rows, dtype=torch.int64, device=device).unsqueeze(1),
         retrieve_next_token=no_child,
-        retrieve_next_sibling=no_child.clone(),
+        retrieve_next_sibling=no_child,
         retrieve_cum_len=None,
         spec_steps=0,
         topk=1,

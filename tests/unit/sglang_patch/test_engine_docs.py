@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from sglang_patch.adapters.exporter import COUNTERS, GAUGES
 from sglang_patch.config import SETTINGS
 from sglang_patch.hooks import FLAG_HOOKS, LAUNCHER_HOOKS, SCHEDULER_HOOKS
 from sglang_patch.rule import Mode
@@ -31,3 +32,11 @@ def test_every_figure_of_the_load_metrics_is_documented() -> None:
     telemetry.started(Mode.ON)
     listed = TEXT[TEXT.index("`state, mode") :].split("`", 2)[1].replace("\n", " ").split(", ")
     assert set(telemetry.summary(1)) < set(listed)
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    rows = TEXT.split("|---|---|---|---|\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    names = [row.split("|")[1].strip(" `").removeprefix("sglang:spec_switch_") for row in rows]
+    assert sorted(names) == sorted(
+        [name for name, _, _ in GAUGES] + [f"{name}_total" for name, _, _ in COUNTERS]
+    )

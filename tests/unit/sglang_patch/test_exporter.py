@@ -1,0 +1,53 @@
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from sglang_patch.adapters.exporter import Exporter
+from sglang_patch.config import Config
+from sglang_patch.rule import Mode
+from sglang_patch.switch import Switch
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    exporter = Exporter({"model_name": "m"})
+    yield exporter
+    for collector in exporter._collectors.values():
+        REGISTRY.unregister(collector)
+
+
+def shown(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"sglang:spec_switch_{name}", {"model_name": "m", **labels})
+
+
+def test_counters_grow_by_what_is_new(exporter: Exporter) -> None:
+    switch = Switch(Config(8, 6), clock=lambda: 0.0)
+    for _ in range(3):
+        switch.decide(9, 1000, 16, 0)
+        exporter.export(switch)
+        exporter.export(switch)
+    switch.finished(Mode.OFF, 9, 9, graph_missed=True)
+    exporter.export(switch)
+    assert shown("steps_total", mode="off") == 3
+    assert shown("steps_total", mode="on") == 0
+    assert shown("tokens_total", mode="off") == 9
+    assert shown("graph_misses_total", mode="off") == 1
+    assert shown("switches_total") == 1
+    assert shown("on") == 0
+    assert shown("threshold") == 8
+
+
+def test_unknown_figures_are_left_out_rather_than_zero(exporter: Exporter) -> None:
+    exporter.export(Switch(Config(8, 6), clock=lambda: 0.0))
+    assert shown("accept_length_on") is None
+    assert b"sglang:spec_switch_step_seconds{" not in generate_latest()
+
+
+def test_state_is_one_hot(exporter: Exporter) -> None:
+    switch = Switch(Config(8, 6), clock=lambda: 0.0)
+    exporter.export(switch)
+    switch.arm()
+    exporter.export(switch)
+    states = {state: shown("state", state=state) for state in ("loaded", "armed", "active")}
+    assert states == {"loaded": 0, "armed": 1, "active": 0}
