@@ -96,6 +96,12 @@ SCHEDULER_HOOKS = (
         "decides each decode step",
     ),
     _hook(
+        "managers.scheduler:Scheduler.run_batch",
+        "self batch pp_proxy_tensors",
+        "scheduler:run_batch",
+        "v2: OFF steps stay overlapped",
+    ),
+    _hook(
         "managers.schedule_batch:ScheduleBatch.new_tokens_required_next_decode",
         "self selected_indices",
         "scheduler:new_tokens_required_next_decode",
@@ -138,12 +144,6 @@ SCHEDULER_HOOKS = (
         "v2: OFF drafts nothing",
     ),
     _hook(
-        "speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
-        "self batch batch_result",
-        "eagle_v2:draft_extend_for_decode",
-        "v2: OFF keeps the draft in step",
-    ),
-    _hook(
         "managers.scheduler_output_processor_mixin:"
         "SchedulerOutputProcessorMixin.process_batch_result_decode",
         "self batch result",
@@ -183,6 +183,11 @@ SCHEDULER_HOOKS = (
     ),
 )
 CALLS = (
+    _call(
+        "speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
+        "batch batch_result",
+        "v2's extend, left out by a diagnostic",
+    ),
     _call(
         "managers.schedule_batch:ScheduleBatch.filter_batch",
         "v1_spec_info_filtered",

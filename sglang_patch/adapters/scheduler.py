@@ -117,6 +117,29 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
         return original(scheduler, batch)
 
 
+def run_batch(
+    original: Callable[..., Any], scheduler: Any, batch: Any, pp_proxy_tensors: Any = None
+) -> Any:
+    """v2, OFF: keep the overlap. Stock waits for each verification before it prepares the next
+    step, to learn the new lengths (schedule_batch.py:2415, eagle_info_v2.py:97). An OFF step adds
+    one token to each request, so they are known before it runs.
+
+    They are computed here, on the scheduler's own stream: `seq_lens.cpu()` (eagle_info_v2.py:155)
+    then need not wait for the forward stream, whose tensor scheduler.py:3066 would leave.
+    """
+    switch: Switch | None = getattr(scheduler, "spec_switch", None)
+    known = (
+        switch is not None and switch.off and batch.is_spec_v2 and batch.forward_mode.is_decode()
+    )
+    if not known:
+        return original(scheduler, batch, pp_proxy_tensors)
+    seq_lens = batch.seq_lens + 1
+    result = original(scheduler, batch, pp_proxy_tensors)
+    batch.seq_lens = seq_lens
+    batch.spec_info.verify_done = None
+    return result
+
+
 def new_tokens_required_next_decode(
     original: Callable[..., Any], batch: Any, selected_indices: list[int] | None = None
 ) -> Any:
