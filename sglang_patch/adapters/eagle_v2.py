@@ -6,7 +6,7 @@ its own token count (eagle_worker_v2.py:1117), by which the result processor str
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from sglang_patch.adapters.off_state import OffState, build_off_state
@@ -32,7 +32,11 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
         return original(worker, batch)
     switch.seen_in_worker()
     if switch.off:
-        with _one_token_step(worker, worker.spec_switch_off):
+        skips = switch.config.skip_draft_extend
+        with (
+            _one_token_step(worker, worker.spec_switch_off),
+            _leave_draft_stale(worker.draft_worker) if skips else nullcontext(),
+        ):
             result = original(worker, batch)
     else:
         result = original(worker, batch)
@@ -67,18 +71,16 @@ def draft(original: Callable[..., Any], drafter: Any, batch: Any) -> Any:
     return one_node_verify_input(batch, batch.spec_info.bonus_tokens)
 
 
-def draft_extend_for_decode(
-    original: Callable[..., Any], drafter: Any, batch: Any, batch_result: Any
-) -> Any:
-    """OFF: the stock extend runs with one token a request, unless the diagnostic leaves it out.
+def _leave_draft_stale(drafter: Any) -> AbstractContextManager[None]:
+    """Diagnostic: replace the draft extend by zeros of its shapes.
 
     FutureMap stores the tensors of every step in buffers of one shape (overlap_utils.py:197-203).
     """
-    switch: Switch | None = getattr(drafter, "spec_switch", None)
-    if switch is None or not (switch.off and switch.config.skip_draft_extend):
-        return original(drafter, batch, batch_result)
-    stale = stale_draft_input(len(batch.seq_lens), drafter)
-    following = batch_result.next_draft_input
-    following.topk_p, following.topk_index = stale.topk_p, stale.topk_index
-    following.hidden_states = stale.hidden_states
-    return None
+
+    def skip(batch: Any, batch_result: Any) -> None:
+        stale = stale_draft_input(len(batch.seq_lens), drafter)
+        following = batch_result.next_draft_input
+        following.topk_p, following.topk_index = stale.topk_p, stale.topk_index
+        following.hidden_states = stale.hidden_states
+
+    return swapped(drafter, _draft_extend_for_decode=skip)
