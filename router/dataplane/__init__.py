@@ -1,1 +1,1 @@
-"""The I/O shell around `router.core`: relay, upstream connections, probes, metrics, logs, control plane."""
+"""The I/O shell around `router.core`: relay, connections, probes, metrics, logs, control plane."""

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(p for d in ("router", "sglang_patch", "loadtest") for p in (ROOT / d).rglob("*.py"))
-PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
+PACKAGES = ("router", "sglang_patch", "loadtest")
+SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md")])
 VAGUE = {"utils", "util", "helpers", "common", "misc", "manager"}
 
 
