@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from scipy.stats import chi2_contingency
-
 from tests.engine.harness.scenario import CaseResult
 
 LOGPROB_TOLERANCE = 1e-4
@@ -57,6 +55,9 @@ def homogeneity_p_value(one: Sequence[int], other: Sequence[int]) -> float:
 
     Tokens seen too rarely for the test are counted as one.
     """
+    # Here, because `make test` collects this module without the engine's environment.
+    from scipy.stats import chi2_contingency
+
     counts = Counter(one), Counter(other)
     total = counts[0] + counts[1]
     common = [token for token in total if total[token] >= CATEGORY_MIN]
