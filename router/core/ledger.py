@@ -42,16 +42,19 @@ class Lease:
     acquired_at: float
     _count: _Count = field(repr=False)
     _open: "OrderedDict[Lease, None]" = field(repr=False)
-    phase: Phase = Phase.PREFILL
     first_token_at: float | None = None
     outcome: Outcome | None = None
     released_at: float | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """Which of its server's counts it is in, or was in at its release."""
+        return Phase.PREFILL if self.first_token_at is None else Phase.DECODE
 
     def first_token(self, now: float) -> None:
         """Move from prefill to decode. Nothing happens the second time, or after the release."""
         if self.first_token_at is not None or self.outcome is not None:
             return
-        self.phase = Phase.DECODE
         self.first_token_at = now
         self._count.prefill_sequences -= self.shape.sequences
         self._count.prefill_tokens -= self.shape.prompt_tokens

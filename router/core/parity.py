@@ -6,7 +6,7 @@ a mismatch may be meant, and the router works without.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,10 @@ _ADVICE = {
 def compare(facts: Sequence[ServerFacts]) -> list[str]:
     """Return one warning for each fact in which the servers differ."""
     warnings = []
-    for field in fields(ServerFacts):
-        if field.name not in _ADVICE:
-            continue
-        told = {server.name: getattr(server, field.name) for server in facts}
+    for fact, advice in _ADVICE.items():
+        told = {server.name: getattr(server, fact) for server in facts}
         told = {name: value for name, value in told.items() if value is not None}
         if len(set(told.values())) > 1:
             values = ", ".join(f"{name} has {value}" for name, value in told.items())
-            warnings.append(f"{field.name} differs: {values}: {_ADVICE[field.name]}")
+            warnings.append(f"{fact} differs: {values}: {advice}")
     return warnings
