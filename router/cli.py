@@ -13,13 +13,15 @@ import yaml
 
 from router import __version__
 from router.configuration import DEFAULT_ORIGIN, Resolved, resolve
-from router.options import OPTIONS
+from router.options import OPTIONS, OneOf
 from router.problems import SettingsError, unknown
 from router.settings import Settings
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
+
+_WITH_THRESHOLD = ("threshold", "split")
 
 _OVERVIEW = f"""\
 crossover {__version__}: one URL for an EAGLE-3 and a plain SGLang server of the same model.
@@ -146,8 +148,7 @@ def start_warnings(resolved: Resolved) -> list[str]:
     """Return what the operator should know although it is allowed."""
     settings = resolved.settings
     warnings: list[str] = []
-    uses_threshold = settings.policy in ("threshold", "split")
-    if uses_threshold and resolved.origins["threshold"] == DEFAULT_ORIGIN:
+    if settings.policy in _WITH_THRESHOLD and resolved.origins["threshold"] == DEFAULT_ORIGIN:
         warnings.append(
             f"threshold {settings.threshold} is a default that was not measured on these servers:"
             " the load at which they cross depends on model, draft and GPU; set threshold"
@@ -196,7 +197,7 @@ def _summary(settings: Settings) -> str:
     servers = ", ".join(
         f"{server.name} ({server.role}) {server.url}" for server in settings.servers
     )
-    threshold = f" {settings.threshold}" if settings.policy in ("threshold", "split") else ""
+    threshold = f" {settings.threshold}" if settings.policy in _WITH_THRESHOLD else ""
     return f"{servers}; policy {settings.policy}{threshold}; layout {settings.layout}"
 
 
@@ -212,13 +213,9 @@ def _parser(command: str) -> _Parser:
     )
     for option in OPTIONS:
         repeat = "; may be repeated" if option.repeated else ""
-        default = f" ({option.shown_default})" if option.default not in (None, ()) else ""
-        if option.default_text is not None:
-            default = f" ({option.default_text})"
-        choices = ""
-        words = getattr(option.kind, "words", ())
-        if words and len(words) > 2:
-            choices = ": " + ", ".join(words)
+        default = f" ({option.shown_default})" if option.has_default else ""
+        words = option.kind.words if isinstance(option.kind, OneOf) else ()
+        choices = f": {', '.join(words)}" if len(words) > 2 else ""
         parser.add_argument(
             option.flag,
             dest=option.name,

@@ -203,13 +203,18 @@ class Option:
         return ENV_PREFIX + self.name.upper()
 
     @property
+    def has_default(self) -> bool:
+        """Whether it has a value without being given one."""
+        return self.default_text is not None or self.default not in (None, ())
+
+    @property
     def shown_default(self) -> str:
         """The default, for help and docs."""
         if self.default_text is not None:
             return self.default_text
         if isinstance(self.default, float):
             return f"{self.default:g}"
-        return "none" if self.default in (None, ()) else str(self.default)
+        return str(self.default) if self.has_default else "none"
 
 
 _DAY_S = 86_400.0
