@@ -113,7 +113,8 @@ def test_a_demo_that_is_stopped_takes_its_processes_along(
 
 def test_shared_gpus_are_shown_with_one_mode_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    with demo(tmp_path, "--layout", "shared", "--json", str(path)) as (process, _):
+    shared = ("--seconds", "4", "--layout", "shared", "--json", str(path))
+    with demo(tmp_path, *shared) as (process, _):
         stdout, stderr = process.communicate()
         assert process.returncode == 0, stderr
     found = json.loads(path.read_text())
