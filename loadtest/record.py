@@ -1,7 +1,6 @@
 """One request's row: everything that figures and plots are made from."""
 
 from array import array
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -51,8 +50,3 @@ class RequestRow:
     reason: str | None = None
     ending: Ending | None = None
     error: str | None = None
-
-    def as_json(self) -> Mapping[str, object]:
-        """Return the row without its gaps, for a rows file."""
-        names = (name for name in self.__slots__ if name != "gaps_s")
-        return {name: getattr(self, name) for name in names}

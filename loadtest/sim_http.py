@@ -79,9 +79,9 @@ class Exchange:
         """Write a JSON response."""
         self.whole(status, body, b"application/json")
 
-    def empty(self, status: int, *headers: bytes) -> None:
+    def empty(self, status: int) -> None:
         """Write a response without a body."""
-        self._write(self._head(status, b"content-length: 0", *headers))
+        self._write(self._head(status, b"content-length: 0"))
         self._end()
 
     def whole(self, status: int, body: bytes, content_type: bytes, *headers: bytes) -> None:

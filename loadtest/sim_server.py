@@ -9,7 +9,6 @@ import asyncio
 import gc
 import random
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -285,7 +284,7 @@ async def _run(server: SimServer) -> int:
                 print(f"{name}: {model.name}{note} on {url}", flush=True)
             gc.freeze()
             await stop.wait()
-    except (OSError, socket.gaierror) as error:
+    except OSError as error:
         print(f"crossover-loadtest engine: cannot listen: {error}", file=sys.stderr)
         return 2
     slipped = {name: d.lag.slipped_s for name, d in server.drivers.items() if d.lag.slipped_s}
@@ -317,7 +316,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     code: int = uvloop.run(_run(SimServer(specs, options)))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

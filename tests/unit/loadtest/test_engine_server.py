@@ -174,7 +174,7 @@ def test_a_clock_that_does_not_run_forward_is_refused(value: str) -> None:
 
 
 def test_sigterm_ends_it_at_once_with_streams_open() -> None:
-    command = [sys.executable, "-m", "loadtest.sim_server", "base=h200-plain:0"]
+    command = [sys.executable, "-m", "loadtest", "engine", "base=h200-plain:0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
@@ -185,8 +185,6 @@ def test_sigterm_ends_it_at_once_with_streams_open() -> None:
         body = {**BODY, "max_tokens": 8_000, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
             next(response.iter_raw())
-            asked = time.monotonic()
             server.send_signal(signal.SIGTERM)
-            assert server.wait(timeout=20) == 0
             # The stream alone would have taken forty seconds.
-            assert time.monotonic() - asked < 20
+            assert server.wait(timeout=20) == 0
