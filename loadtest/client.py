@@ -161,6 +161,7 @@ class LoadClient:
     _done: dict[str, _Done] = field(default_factory=dict)
     _lags: "array[float]" = field(default_factory=lambda: array("d"))
     _errors: int = 0
+    _answered: bool = False
     _failures_in_a_row: int = 0
     _began: float = 0.0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -253,9 +254,8 @@ class LoadClient:
         if row.tokens is not None:
             done.tokens += row.tokens
             done.events += row.events
-        if row.events:
-            self._failures_in_a_row = -1  # something was answered: never give up
-        elif ending.is_error and self._failures_in_a_row >= 0:
+        self._answered = self._answered or row.events > 0
+        if ending.is_error and not self._answered:
             self._failures_in_a_row += 1
             if self._failures_in_a_row >= FAILURES_IN_A_ROW_MAX:
                 self._gave_up = message

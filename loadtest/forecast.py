@@ -23,7 +23,8 @@ STEADY_S = 20.0
 _Server = tuple[Role, EngineParams]
 
 ROUTED = "routed"
-FIXED_POLICIES = ("spec-only", "base-only", "least-inflight")
+SINGLE_SERVERS = ("spec-only", "base-only")
+FIXED_POLICIES = (*SINGLE_SERVERS, "least-inflight")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ average in that request, so that an engine which sends several tokens at once co
 sends one.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -30,7 +31,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 def spread_ms(values_s: Iterable[float]) -> dict[str, float | None]:
     """Return median and 99th percentile of seconds, in milliseconds."""
-    values = sorted(values_s)
+    values = list(values_s)
     return {"p50": _ms(percentile(values, 0.50)), "p99": _ms(percentile(values, 0.99))}
 
 
@@ -51,13 +52,13 @@ def token_counts(rows: Sequence[RequestRow]) -> list[float]:
 
 
 def _tokens_per_event(rows: Iterable[RequestRow]) -> Mapping[str | None, float]:
-    tokens: dict[str | None, int] = {}
-    events: dict[str | None, int] = {}
+    tokens: Counter[str | None] = Counter()
+    events: Counter[str | None] = Counter()
     for row in rows:
         if row.tokens is not None and row.events:
             for key in {row.server, None}:
-                tokens[key] = tokens.get(key, 0) + row.tokens
-                events[key] = events.get(key, 0) + row.events
+                tokens[key] += row.tokens
+                events[key] += row.events
     return {key: tokens[key] / events[key] for key in tokens}
 
 
@@ -75,19 +76,13 @@ def summarise(
     tokens = sum(counts)
     exact = sum(row.tokens for row in rows if row.tokens is not None)
     finished = [row for row in rows if row.ending is Ending.OK and row.end_s is not None]
-    kinds: dict[str, int] = {}
-    for row in rows:
-        if row.ending is not None and row.ending.is_error:
-            kinds[row.ending] = kinds.get(row.ending, 0) + 1
-    by_server: dict[str, int] = {}
-    for row in rows:
-        if row.server is not None:
-            by_server[row.server] = by_server.get(row.server, 0) + 1
+    kinds = Counter(row.ending for row in rows if row.ending is not None and row.ending.is_error)
+    by_server = Counter(row.server for row in rows if row.server is not None)
     return {
         "tokens": round(tokens),
         "tok_s": round(tokens / (duration_s * clock), 1) if duration_s > 0 else None,
         "requests": len(rows),
-        "errors": sum(kinds.values()),
+        "errors": kinds.total(),
         "ttft_ms": spread_ms(
             (row.first_s - row.intended_s) * clock for row in rows if row.first_s is not None
         ),
@@ -98,9 +93,9 @@ def summarise(
         "cut": sum(row.ending is Ending.CUT for row in rows),
         "tokens_estimated": round(tokens - exact),
         "duration_s": round(duration_s * clock, 3),
-        "error_kinds": kinds,
+        "error_kinds": dict(kinds),
         "error_examples": sorted({row.error for row in rows if row.error})[:5],
-        "requests_by_server": by_server,
+        "requests_by_server": dict(by_server),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from loadtest.forecast import FIXED_POLICIES, ROUTED, Forecast
+from loadtest.forecast import ROUTED, SINGLE_SERVERS, Forecast
 from loadtest.scenarios import Scenario
 from router.core.types import Layout
 
@@ -18,7 +18,7 @@ Run = Mapping[str, Any]
 
 def better_single(runs: Mapping[str, Run]) -> str:
     """Return which of the two servers alone made more tokens."""
-    return max(FIXED_POLICIES[:2], key=lambda name: runs[name]["tokens"])
+    return max(SINGLE_SERVERS, key=lambda name: runs[name]["tokens"])
 
 
 def sentence(runs: Mapping[str, Run], ahead: Forecast, layout: Layout) -> str:
