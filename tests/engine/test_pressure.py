@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.engine.harness.cases import CROWD, CROWD_POOL
+from tests.engine.harness.cases import CROWD, SQUEEZED
 from tests.engine.harness.comparing import assert_same_answers
 from tests.engine.harness.laboratory import Laboratory
 from tests.engine.harness.scenario import (
@@ -25,7 +25,7 @@ ROOMY = Job(PLAIN, [CROWD])
 
 
 def squeezed(engine: Engine, schedule: str) -> Job:
-    small = engine.with_options("squeezed", max_total_tokens=CROWD_POOL)
+    small = engine.with_options("squeezed", **SQUEEZED)
     return Job(small, [CROWD], {"SGLANG_SPEC_SWITCH_SCHEDULE": schedule})
 
 
@@ -33,10 +33,10 @@ def retractions(result: CaseResult) -> int:
     return sum(output.retractions for output in result.outputs)
 
 
-SQUEEZED = [squeezed(engine, schedule) for engine in ENGINES for schedule in SCHEDULES]
+SQUEEZED_JOBS = [squeezed(engine, schedule) for engine in ENGINES for schedule in SCHEDULES]
 
 
-@pytest.mark.parametrize("job", SQUEEZED, ids=str)
+@pytest.mark.parametrize("job", SQUEEZED_JOBS, ids=str)
 def test_retracted_requests_come_back_with_the_same_answers(
     job: Job, laboratory: Laboratory
 ) -> None:
@@ -48,23 +48,25 @@ def test_retracted_requests_come_back_with_the_same_answers(
 
 def test_a_tree_that_is_off_retracts_no_more_than_plain(laboratory: Laboratory) -> None:
     """An OFF step reserves what it needs, not room for a tree."""
-    plain = PLAIN.with_options("squeezed", max_total_tokens=CROWD_POOL)
+    plain = PLAIN.with_options("squeezed", **SQUEEZED)
     expected = retractions(laboratory.result(Job(plain, [CROWD]), "crowd"))
     off = retractions(laboratory.result(squeezed(TREE, "off"), "crowd"))
     always_on = retractions(laboratory.result(squeezed(TREE, "on"), "crowd"))
     assert off <= expected < always_on
 
 
-@pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_a_switch_on_waits_for_room(engine: Engine, laboratory: Laboratory) -> None:
+def test_a_switch_on_waits_for_room(laboratory: Laboratory) -> None:
     """The threshold alone would speculate all the time; a full pool keeps OFF going instead."""
-    threshold = {"SGLANG_SPEC_SWITCH_DISABLE_BATCH_THRESHOLD": "4"}
-    threshold |= {
-        "SGLANG_SPEC_SWITCH_ENABLE_BATCH_THRESHOLD": "4",
+    threshold = {
+        "SGLANG_SPEC_SWITCH_DISABLE_BATCH_THRESHOLD": "2",
+        "SGLANG_SPEC_SWITCH_ENABLE_BATCH_THRESHOLD": "2",
         "SGLANG_SPEC_SWITCH_DWELL_STEPS": "1",
     }
-    small = engine.with_options("squeezed", max_total_tokens=CROWD_POOL)
+    small = TREE.with_options("squeezed", **SQUEEZED)
     result = laboratory.result(Job(small, [CROWD], threshold), "crowd")
+    plain = PLAIN.with_options("squeezed", **SQUEEZED)
+    expected = retractions(laboratory.result(Job(plain, [CROWD]), "crowd"))
     assert_same_answers(result, laboratory.result(ROOMY, "crowd"))
     assert set(result.modes) == {"on", "off"}
+    assert retractions(result) <= expected
     assert result.accounting == CLEAN

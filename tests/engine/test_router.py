@@ -12,7 +12,7 @@ import httpx
 import pytest
 from openai import APIError, AsyncOpenAI
 
-from tests.engine.harness.ports import free_port
+from loadtest.children import free_port
 from tests.engine.harness.scenario import PLAIN, TREE
 from tests.engine.harness.serving import ServerProcess, start, start_engine
 

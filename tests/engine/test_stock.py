@@ -5,7 +5,17 @@ import pytest
 from tests.engine.harness.cases import FEATURES, LONG, SAMPLED
 from tests.engine.harness.comparing import assert_same_answers, homogeneity_p_value, tokens_at
 from tests.engine.harness.laboratory import CaseError, Laboratory
-from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, SPECULATIVE, TREE, Engine, Job
+from tests.engine.harness.scenario (
+    CHAIN_V1_PAGED,
+    CHAIN_V2,
+    CHAIN_V2_PAGED,
+    CLEAN,
+    PLAIN,
+    SPECULATIVE,
+    TREE,
+    Engine,
+    Job,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -35,6 +45,14 @@ def test_the_cases_contain_what_they_are_named_for(laboratory: Laboratory) -> No
     assert [output.finish for output in plain["grammar"].outputs[:2]] == ["stop", "stop"]
     assert all(len(output.logprobs) == 20 for output in plain["logprobs"].outputs)
     assert len({tuple(output.tokens) for output in plain["parallel"].outputs}) == 1
+
+
+@pytest.mark.parametrize("engine", [TREE, CHAIN_V1_PAGED, CHAIN_V2_PAGED], ids=str)
+def test_the_fast_index_kernels_are_sglangs_own(engine: Engine, laboratory: Laboratory) -> None:
+    """Steps, not tokens alone: a wrong slot of the draft would show in what is accepted."""
+    own = Job(engine, [FEATURES["staggered"]], {"CPU_ENGINE_TRITON": "1"})
+    fast = laboratory.result(STOCK[engine.name], "staggered")
+    assert laboratory.result(own, "staggered").outputs == fast.outputs
 
 
 def sabotaged(name: str | None) -> Job:

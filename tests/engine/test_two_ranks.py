@@ -6,7 +6,7 @@ that none did; the records of both ranks are compared step by step besides.
 
 import pytest
 
-from tests.engine.harness.cases import CROWD, CROWD_POOL, FEATURES
+from tests.engine.harness.cases import CROWD, FEATURES, SQUEEZED
 from tests.engine.harness.comparing import assert_same_answers
 from tests.engine.harness.laboratory import Laboratory
 from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, TREE, Engine, Job
@@ -29,7 +29,7 @@ def on_two_ranks(engine: Engine, switching: dict[str, str]) -> Job:
 
 
 def squeezed(engine: Engine) -> Job:
-    small = engine.on_two_ranks().with_options("squeezed", max_total_tokens=CROWD_POOL)
+    small = engine.on_two_ranks().with_options("squeezed", **SQUEEZED)
     return Job(small, [CROWD], {**CORES, **ALTERNATING})
 
 

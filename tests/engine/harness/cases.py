@@ -174,9 +174,12 @@ CROWD = Case(
         for i in range(6)
     ],
 )
-"""More than a pool of CROWD_POOL slots holds: requests are retracted and come back."""
+"""More than a squeezed engine holds: requests are retracted and come back."""
 
-CROWD_POOL = 272
+SQUEEZED: Mapping[str, object] = {
+    "max_total_tokens": 208,
+    "schedule_conservativeness": 0.1,  # admits what the pool cannot hold to its end
+}
 
 RESUMED = Case(
     "resumed",

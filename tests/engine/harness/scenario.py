@@ -132,7 +132,8 @@ CLEAN = Accounting()
 class CaseResult:
     """All requests of a case in order, batch size and mode of each decode step, and what was held.
 
-    `modes` is the plugin's own record of this rank, empty without the plugin. `internal_state` and
+    `modes` and `decided_for` (its batch size) are the plugin's own record of this rank's decode
+    steps, empty without the plugin. `internal_state` and
     `load` are what the scheduler answers to `/server_info` and `/v1/loads` afterwards, in excerpts;
     they count since the scheduler was built.
     """
@@ -141,6 +142,7 @@ class CaseResult:
     iterations: int
     batch_sizes: list[int]
     modes: list[str]
+    decided_for: list[int]
     accounting: Accounting
     internal_state: dict[str, Any]
     load: dict[str, Any]

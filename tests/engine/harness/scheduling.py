@@ -47,13 +47,18 @@ class CaseDoneError(Exception):
 
 
 def build_scheduler(
-    engine: Engine, models: Path, rank: int = 0, nccl_port: int | None = None
+    engine: Engine, models: Path, rank: int = 0, rendezvous: Path | None = None
 ) -> Any:
-    """Return a Scheduler as its process would build it, plugins loaded."""
+    """Return a Scheduler as its process would build it, plugins loaded.
+
+    Its ranks find each other by the file `rendezvous`: a port could be taken meanwhile.
+    """
+    if rendezvous is None:
+        rendezvous = Path(tempfile.mkdtemp(prefix="rendezvous-")) / "ranks"
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = rendezvous.as_uri()
     os.environ["SGLANG_ENABLE_SPEC_V2"] = "1" if engine.spec_v2 else "0"
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "1"
     options = {**DEFAULTS, **engine.options, "model_path": str(models / "target")}
-    options["nccl_port"] = nccl_port
     if "speculative_algorithm" in options:
         options["speculative_draft_model_path"] = str(models / "draft")
     load_plugins()
@@ -130,8 +135,10 @@ class Conversation:
             scheduler.run_event_loop()
         except CaseDoneError:
             pass
+        decided = self._trace.new_lines()
         return CaseResult(
-            modes=[line["mode"] for line in self._trace.new_lines()],
+            modes=[line["mode"] for line in decided],
+            decided_for=[line["batch"] for line in decided],
             outputs=[self._output(index) for index in range(len(self._case.requests))],
             iterations=self._iteration,
             batch_sizes=self._batch_sizes,

@@ -13,8 +13,8 @@ from typing import Any
 
 import httpx
 
+from loadtest.children import free_port
 from tests.engine.harness.laboratory import ROOT, engine_environment
-from tests.engine.harness.ports import free_port
 from tests.engine.harness.scenario import DEFAULTS, Engine
 
 START_LIMIT_S = 180.0

@@ -10,16 +10,15 @@ import importlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from tests.engine.harness.ports import free_port
 from tests.engine.harness.sabotage import apply_sabotage
 from tests.engine.harness.scenario import Job
 from tests.engine.harness.scheduling import Conversation, Trace, build_scheduler
-
 
 PRELOADED = (  # SGLang imports these when it builds a scheduler: once here, instead of in each fork
     "sglang.srt.layers.attention.triton_backend",
@@ -30,16 +29,17 @@ PRELOADED = (  # SGLang imports these when it builds a scheduler: once here, ins
 )
 
 
-def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str, Any]]:
+def run_rank(job: Job, models: Path, rank: int, folder: Path) -> list[dict[str, Any]]:
     """Run the cases in order; after a failure the rest get a scheduler of their own."""
     os.environ.update(job.environment)
     if job.sabotage:
         apply_sabotage(job.sabotage)
     answers: list[dict[str, Any]] = []
     scheduler, trace = None, Trace.begin()
-    for case in job.cases:
+    for number, case in enumerate(job.cases):
         try:
-            scheduler = scheduler or build_scheduler(job.engine, models, rank, nccl_port)
+            rendezvous = folder / f"ranks-{number}"
+            scheduler = scheduler or build_scheduler(job.engine, models, rank, rendezvous)
             answers.append({"result": Conversation(scheduler, case, trace).run().dump()})
         except BaseException:  # a refusal exits the process: that is an answer, too
             scheduler = None
@@ -49,16 +49,16 @@ def run_rank(job: Job, models: Path, rank: int, nccl_port: int) -> list[dict[str
 
 def run_forked(job: Job, models: Path) -> list[list[dict[str, Any]]]:
     """Run the job in one child process a rank; what it does to its process stays there."""
-    nccl_port = free_port()
     ranks = range(job.engine.options.get("tp_size", 1))
-    children = [_fork(run_rank, job, models, rank, nccl_port) for rank in ranks]
     answers = []
-    for child, pipe in children:
-        with pipe:
-            text = pipe.read()
-        _, status = os.waitpid(child, 0)
-        failure = {"error": f"the engine process ended with status {status}"}
-        answers.append(json.loads(text) if status == 0 else [failure] * len(job.cases))
+    with tempfile.TemporaryDirectory(prefix="job-") as folder:
+        children = [_fork(run_rank, job, models, rank, Path(folder)) for rank in ranks]
+        for child, pipe in children:
+            with pipe:
+                text = pipe.read()
+            _, status = os.waitpid(child, 0)
+            failure = {"error": f"the engine process ended with status {status}"}
+            answers.append(json.loads(text) if status == 0 else [failure] * len(job.cases))
     return answers
 
 
