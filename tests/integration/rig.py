@@ -23,7 +23,7 @@ from router.core.policy import make_policy
 from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import Role, ServerSpec
-from router.dataplane.asgi import App
+from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
 from router.dataplane.upstream import Pool, Upstream
@@ -121,6 +121,7 @@ class Call:
         self.closed = True
 
 
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Script = Callable[[Call], Awaitable[None]]
 
 
@@ -285,7 +286,9 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: App, implementation: str = "httptools") -> AsyncIterator[uvicorn.Server]:
+async def serving(
+    app: Application, implementation: str = "httptools"
+) -> AsyncIterator[uvicorn.Server]:
     """Run uvicorn on a socket that is bound already."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
