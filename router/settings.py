@@ -24,7 +24,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that can be set. The defaults are here and nowhere else.
+    """Everything that can be set, with its default.
 
     `threshold_down` None: a share of `threshold`, see `router.core.policy`.
     """
