@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from loadtest.children import free_port
 
 HARNESS_CORE, ROUTER_CORE = 0, 1
 TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
@@ -36,13 +37,6 @@ def build_harness(folder: Path) -> Path:
     except FileNotFoundError:
         raise RigError("gcc is needed to build the load harness") from None
     return program
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def family(pid: int) -> list[int]:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadtest.children import free_port
 from loadtest.engines import ENGINES
 from loadtest.sim_server import EngineSpec, SimServer
 
@@ -24,12 +24,6 @@ DEADLINE_S = 30.0
 POLL_S = 0.02
 CHAT = {"model": "crossover-sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 MODELS = {"spec": "h200-tree-v1", "base": "h200-plain"}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        port: int = sock.getsockname()[1]
-    return port
 
 
 @asynccontextmanager
