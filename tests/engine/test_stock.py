@@ -5,7 +5,7 @@ import pytest
 from tests.engine.harness.cases import FEATURES, LONG, SAMPLED
 from tests.engine.harness.comparing import assert_same_answers, homogeneity_p_value, tokens_at
 from tests.engine.harness.laboratory import CaseError, Laboratory
-from tests.engine.harness.scenario (
+from tests.engine.harness.scenario import (
     CHAIN_V1_PAGED,
     CHAIN_V2,
     CHAIN_V2_PAGED,
