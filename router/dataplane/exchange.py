@@ -174,10 +174,7 @@ class Exchange:
         stalled_at = self._outlet.stalled_at
         if stalled_at is not None:
             if now - stalled_at > limits.idle_s:
-                self._connection.abort()
-                self._outlet.discard()
-                self.broken = True
-                self._over(Outcome.CLIENT_DISCONNECT, "the client stopped reading")
+                self._forsake("the client stopped reading")
         elif self._stage is _Stage.OVER:
             return
         elif self._waiting and now - self._sent_at > limits.first_byte_s:
@@ -247,6 +244,17 @@ class Exchange:
             if self.streams:
                 self._outlet.write(self._tail.closing() + reply.event())
         self._over(reply.outcome, error or reply.message)
+
+    def _forsake(self, error: str) -> None:
+        """Break the response to a client that takes no more, even if the engine's part is over."""
+        if self._stage is _Stage.OVER:
+            # The connection may be another exchange's by now: hands off.
+            self.outcome, self.error = Outcome.CLIENT_DISCONNECT, error
+        else:
+            self._connection.abort()
+            self._over(Outcome.CLIENT_DISCONNECT, error)
+        self._outlet.discard()
+        self.broken = True
 
     def _over(self, outcome: Outcome, error: str | None = None) -> None:
         if self._stage is _Stage.OVER:

@@ -7,7 +7,17 @@ import socket
 import pytest
 
 from router.settings import Timeouts
-from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, event, running, until
+from tests.integration.rig import (
+    BOTH_LOOPS,
+    CHAT,
+    DONE,
+    Call,
+    Engine,
+    event,
+    request,
+    running,
+    until,
+)
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
@@ -83,6 +93,46 @@ async def test_a_client_that_stops_reading_for_good_is_given_up() -> None:
             await until(lambda: rig.spec.open_connections == 0 or rig.spec.aborts)
             await rig.settled()
             assert rig.relay.attempts.aborter.pending in (0, 1)
+
+
+async def test_giving_up_a_client_leaves_the_next_request_on_its_connection_alone() -> None:
+    async def whole(call: Call) -> None:
+        """Fill the way to the client, and only then end: the connection is free, the client not."""
+        await call.stream_head()
+        while not any(client.flow.write_paused for client in rig.server.server_state.connections):
+            await call.chunk(BIG)
+            await asyncio.sleep(0.01)
+        await call.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE))
+
+    async def until_the_first_is_given_up(call: Call) -> None:
+        await call.stream_head()
+        while not rig.observer.records:
+            await call.chunk(event("a"))
+            await asyncio.sleep(0.01)
+        await call.chunk(event("b"))
+        await call.chunk(DONE)
+        await call.end()
+
+    timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.5)
+    async with running(timeouts=timeouts) as rig:
+        rig.spec.script = whole
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        deaf.connect(("127.0.0.1", rig.port))
+        deaf.sendall(request("POST", CHAT, BODY))
+        await until(lambda: rig.pools["spec"].idle_connections)
+        rig.spec.script = until_the_first_is_given_up
+        second = await rig.http.post(CHAT, content=BODY)
+        assert second.content.endswith(event("b") + DONE)
+        assert rig.spec.connections == 1
+        given_up, served = rig.observer.records
+        assert (given_up.outcome, given_up.error) == (
+            "client_disconnect",
+            "the client stopped reading",
+        )
+        assert served.outcome == "ok"
+        deaf.close()
+        await rig.settled()
 
 
 async def test_a_client_that_leaves_while_it_is_slow_stops_the_engine() -> None:
