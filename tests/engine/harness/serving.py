@@ -91,7 +91,8 @@ def start_engine(
     engine: Engine, models: Path, folder: Path, environment: Mapping[str, str] | None = None
 ) -> ServerProcess:
     """Start SGLang; it takes some 15 seconds to answer."""
-    port = free_port()
+    # SGLang refuses a port whose gRPC port, 10,000 higher, is none.
+    port = next(port for _ in range(100) if (port := free_port()) <= 65_535 - 10_000)
     options = {**DEFAULTS, **SERVING, **engine.options, "port": port}
     options |= {"model_path": models / "target", "nccl_port": free_port()}
     if "speculative_algorithm" in options:
