@@ -74,7 +74,7 @@ def server_info(driver: Driver, model_name: str) -> dict[str, Any]:
         "internal_states": [
             {
                 "last_gen_throughput": driver.gen_throughput,
-                "max_running_requests": engine.max_running_requests,
+                "effective_max_running_requests_per_dp": engine.max_running_requests,
                 **({"avg_spec_accept_length": accept_length(engine)} if acceptance else {}),
             }
         ],

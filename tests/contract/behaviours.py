@@ -519,6 +519,8 @@ async def it_says_which_model_it_serves(target: Target) -> None:
         assert info["version"] == "0.5.12.post1"
         assert {"max_running_requests", "served_model_name", "dtype", "context_length"} <= set(info)
         assert {"speculative_algorithm", "max_total_num_tokens", "internal_states"} <= set(info)
+        (state,) = info["internal_states"]
+        assert state["effective_max_running_requests_per_dp"] == target.capacity
 
 
 @behaviour
