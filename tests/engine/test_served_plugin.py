@@ -99,9 +99,9 @@ async def metrics(server: ServerProcess) -> dict[str, float]:
 async def test_state_and_texts_across_switches(server: tuple[ServerProcess, Path]) -> None:
     """One request speculates, five do not, and one speculates again; every text stays the same."""
     served, trace = server
-    armed = await state_in_loads(served)
-    assert armed["state"] == "armed"
-    assert armed["threshold"] == 2
+    started = await state_in_loads(served)
+    assert started["state"] in ("armed", "active")  # a health check may have decoded already
+    assert started["threshold"] == 2
 
     alone = [await text_of(served, prompt) for prompt in PROMPTS]
     state = await state_in_loads(served)

@@ -79,27 +79,28 @@ def accept_any_child() -> None:
 
 def sample_any_child() -> None:
     """Sampling verification accepts the first child whatever its probability."""
-    import sgl_kernel
+    from sglang.srt.speculative import eagle_info, eagle_info_v2
 
-    verify = sgl_kernel.tree_speculative_sampling_target_only
+    verify = eagle_info.tree_speculative_sampling_target_only
 
     def credulous(*, uniform_samples, **others):
         verify(uniform_samples=uniform_samples * 0, **others)
 
-    sgl_kernel.tree_speculative_sampling_target_only = credulous
+    for module in (eagle_info, eagle_info_v2):
+        module.tree_speculative_sampling_target_only = credulous
 
 
 def show_whole_tree() -> None:
     """Every node of the tree attends to every other."""
-    import sgl_kernel
+    from sglang.srt.speculative import eagle_utils
 
-    build = sgl_kernel.build_tree_kernel_efficient
+    build = eagle_utils.sgl_build_tree_kernel_efficient
 
     def unmasked(parent_list, selected_index, verified_seq_len, tree_mask, *others):
         build(parent_list, selected_index, verified_seq_len, tree_mask, *others)
         tree_mask.fill_(True)
 
-    sgl_kernel.build_tree_kernel_efficient = unmasked
+    eagle_utils.sgl_build_tree_kernel_efficient = unmasked
 
 
 def forget_draft_hidden_states(worker: str, method: str) -> None:
