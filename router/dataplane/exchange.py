@@ -24,7 +24,7 @@ from router.dataplane.errors import ErrorReply
 from router.dataplane.headers import first, forwarded_response
 from router.dataplane.outlet import Outlet
 from router.dataplane.paths import Inference
-from router.dataplane.upstream import BodyTruncated, Connection, UpstreamError
+from router.dataplane.upstream import NO_BODY, BodyTruncated, Connection, UpstreamError
 from router.settings import Timeouts
 
 
@@ -94,7 +94,9 @@ class Exchange:
         """Take the engine's status: commit, or hold it back until the first event."""
         self._head = (status, headers)
         content_type = first(headers, b"content-type") or b""
-        self.streams = status == 200 and sse.is_event_stream(content_type)
+        # Compressed in spite of our asking: no event can be seen in it.
+        legible = first(headers, b"content-encoding") in (None, b"identity")
+        self.streams = status == 200 and legible and sse.is_event_stream(content_type)
         if self.streams:
             self._stage = _Stage.HOLD
         else:
@@ -214,7 +216,11 @@ class Exchange:
         status, headers = self._head
         self._stage = _Stage.BODY
         self.status = status
-        self._outlet.start(status, forwarded_response(headers) + self._context.own_headers)
+        headers = forwarded_response(headers)
+        if status in NO_BODY:
+            # A length without a body would break our own framing.
+            headers = [pair for pair in headers if pair[0] != b"content-length"]
+        self._outlet.start(status, headers + self._context.own_headers)
 
     def _pass(self, data: bytes, now: float) -> None:
         if self.streams:

@@ -29,7 +29,8 @@ from router.dataplane.asgi import Headers
 
 HEAD_BYTES_MAX = 64 * 1024
 IDLE_CONNECTIONS_MAX = 512
-_NO_BODY = frozenset({204, 304})
+NO_BODY = frozenset({204, 304})
+_STATUSES = range(100, 600)
 
 
 class UpstreamError(Exception):
@@ -200,11 +201,14 @@ class Connection(asyncio.Protocol):
         if sink is None:
             return
         status = self._parser.get_status_code()
+        if status not in _STATUSES:
+            self._fail(BadResponse(f"{status} is no status"))
+            return
         if status < 200:
             self._informational = True
             return
         self._status = status
-        if not self._head_request and status not in _NO_BODY:
+        if not self._head_request and status not in NO_BODY:
             names = {name for name, _ in self._headers}
             self._declared = b"content-length" in names
             self._until_close = not self._declared and b"transfer-encoding" not in names

@@ -1,12 +1,13 @@
 """What goes through, goes through unchanged."""
 
 import asyncio
+import gzip
 import json
 
 import pytest
 
 from router.dataplane.peek import PARSE_BYTES_MAX
-from tests.integration.rig import CHAT, DONE, Call, Engine, event, request, running
+from tests.integration.rig import CHAT, DONE, Call, Engine, answer, event, request, running
 
 pytestmark = pytest.mark.anyio
 
@@ -175,6 +176,21 @@ async def test_a_compressed_answer_keeps_its_headers_and_bytes() -> None:
         writer.close()
 
 
+async def test_a_compressed_stream_passes_as_it_is() -> None:
+    packed = gzip.compress(event("a") + DONE)
+
+    async def script(call: Call) -> None:
+        await call.stream_head("content-encoding: gzip")
+        await call.chunk(packed)
+        await call.end()
+
+    async with running() as rig:
+        rig.spec.script = script
+        response = await rig.http.post(CHAT, content=CHAT_BODY)
+        assert response.content == event("a") + DONE
+        assert (await rig.record()).outcome == "ok"
+
+
 async def test_the_request_id_is_echoed_and_passed_on() -> None:
     async with running() as rig:
         response = await rig.http.post(CHAT, content=CHAT_BODY, headers={"x-request-id": "mine-1"})
@@ -241,6 +257,20 @@ async def test_informational_responses_are_not_taken_for_the_answer() -> None:
         response = await rig.http.post(CHAT, content=CHAT_BODY)
         assert (response.status_code, response.content) == (201, b"{}")
         assert "link" not in response.headers
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_length_without_a_body_breaks_nothing(status: int) -> None:
+    async def bodiless(call: Call) -> None:
+        await call.head(status, "content-length: 5")
+
+    async with running() as rig:
+        rig.spec.script = bodiless
+        assert (await rig.http.get("/v1/models")).status_code == status
+        assert (await rig.record()).outcome == "ok"
+        rig.spec.script = answer
+        assert (await rig.http.get("/v1/models")).content == b'{"ok": true}'
+        assert rig.spec.connections == 1
 
 
 async def test_a_base_path_of_the_server_is_kept() -> None:

@@ -245,6 +245,8 @@ async def test_a_plain_body_cut_short_breaks_the_connection() -> None:
     [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nbroken header\r\n\r\n", b"\x00" * 100,
      b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
      b"HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+     b"HTTP/1.1 600 X\r\ncontent-length: 0\r\n\r\n",
+     b"HTTP/1.1 099 X\r\ncontent-length: 0\r\n\r\n",
      b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000],
 )  # fmt: skip
 async def test_garbage_becomes_a_502(garbage: bytes) -> None:
