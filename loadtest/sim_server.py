@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from math import inf
 from typing import Self
 from urllib.parse import parse_qs
 
@@ -240,7 +241,7 @@ def parse_specs(texts: Sequence[str]) -> list[EngineSpec]:
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     def read(text: str) -> float:
         value = kind(text)
-        if value <= 0:
+        if not 0 < value < inf:
             raise ValueError
         return value
 

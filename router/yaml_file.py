@@ -41,16 +41,8 @@ class _Loader(yaml.SafeLoader):
 def read_file(path: str) -> YamlFile:
     """Read and parse `path`. FileError on anything but a mapping of settings."""
     text = _read_text(path)
-    loader = _Loader(text)
-    lines: dict[str, int] = {}
     try:
-        root = loader.get_single_node()
-        if root is None:
-            return YamlFile(path, {}, lines)
-        if not isinstance(root, yaml.MappingNode):
-            raise FileError(f"{path}: expected settings as 'key: value' lines")
-        _note_lines(path, root, "", lines)
-        values = loader.construct_document(root)
+        return _parse(path, text)
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise FileError(f"{path}{line}: not valid YAML: {error.problem}") from error
@@ -58,9 +50,22 @@ def read_file(path: str) -> YamlFile:
         raise FileError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
         raise FileError(f"{path}: nested too deeply") from error
+
+
+def _parse(path: str, text: str) -> YamlFile:
+    lines: dict[str, int] = {}
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return YamlFile(path, {}, lines)
+        # A set, `!!set {a, b}`, is a mapping node too.
+        if not isinstance(root, yaml.MappingNode) or not root.tag.endswith(":map"):
+            raise FileError(f"{path}: expected settings as 'key: value' lines")
+        _note_lines(path, root, "", lines)
+        return YamlFile(path, loader.construct_document(root), lines)
     finally:
         loader.dispose()
-    return YamlFile(path, values, lines)
 
 
 def _read_text(path: str) -> str:

@@ -158,6 +158,7 @@ def test_every_option_is_taken_from_the_environment(option: Option, tmp_path: Pa
         ("dwell_s: !!python/object:os.system x", "not valid YAML"),
         ("dwell_s: 2020-99-99", "not valid YAML"),
         ("dwell_s: " + "[" * 1000, "crossover.yaml: nested too deeply"),
+        ("host: a\x00b", "not valid YAML: unacceptable character #x0000"),
     ],
 )
 def test_a_bad_file_is_told_by_file_line_key_and_what_is_allowed(
@@ -168,6 +169,13 @@ def test_a_bad_file_is_told_by_file_line_key_and_what_is_allowed(
     assert len(found) == 1
     assert found[0].startswith(path)
     assert expected in found[0]
+
+
+@pytest.mark.parametrize("text", ["- spec_url", "spec_url", "!!set {spec_url, base_url}"])
+def test_a_file_must_be_a_mapping(config: Config, text: str) -> None:
+    assert problems({"config": [config(text)]})[0].endswith(
+        "expected settings as 'key: value' lines"
+    )
 
 
 @pytest.mark.parametrize(

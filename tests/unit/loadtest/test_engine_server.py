@@ -166,7 +166,7 @@ def test_a_port_in_use_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "inf"])
 def test_a_clock_that_does_not_run_forward_is_refused(value: str) -> None:
     with pytest.raises(SystemExit) as refused:
         main(["base=h200-plain:0", f"--clock={value}"])
