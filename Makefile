@@ -24,7 +24,8 @@ demo: $(VENV)/ok  ## Two simulated H200 servers, the router, a load that rises a
 	$(VENV)/bin/crossover demo $(ARGS)
 
 test: $(VENV)/ok  ## Unit, property, contract and integration tests, in a few minutes
-	$(VENV)/bin/python -m pytest -m "not engine" $(ARGS)
+	@# By a thread: a signal does not wake uvloop, so a test that hangs would hang for good.
+	$(VENV)/bin/python -m pytest -m "not engine" --timeout-method=thread $(ARGS)
 
 test-engine: $(VENV)/ok $(ENGINE)/ok  ## The real SGLang on the CPU: plugin, and router in front of two servers
 	$(ENGINE)/bin/python -m pytest -m engine tests/engine $(ARGS)
