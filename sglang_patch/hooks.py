@@ -230,18 +230,6 @@ CALLS = (
         Kind.FIELDS,
     ),
     _call(
-        "speculative.eagle_info:EagleVerifyInput.verify",
-        "batch logits_output",
-        "v1: the draft extend goes first",
-    ),
-    _call(
-        "speculative.eagle_info:EagleDraftExtendInput",
-        "hidden_states num_correct_drafts num_accept_tokens num_accept_tokens_cpu input_ids "
-        "seq_lens seq_lens_cpu req_pool_indices",
-        "v1: the draft extend goes first",
-        Kind.FIELDS,
-    ),
-    _call(
         "speculative.eagle_info:EagleDraftInput",
         "hidden_states topk_p topk_index bonus_tokens capture_hidden_mode",
         "next draft input",

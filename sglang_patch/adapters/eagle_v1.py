@@ -8,7 +8,6 @@ extend.
 from collections.abc import Callable
 from typing import Any
 
-from sglang_patch.adapters.early_extend import extend_before_bookkeeping, is_argmax, unfinished
 from sglang_patch.adapters.off_state import OffState, build_off_state
 from sglang_patch.adapters.one_node import one_node_verify_input, stale_draft_input
 from sglang_patch.adapters.swapping import swapped
@@ -20,7 +19,6 @@ def attach(worker: Any, switch: Switch) -> None:
     worker.spec_switch_off = build_off_state(
         worker, worker.target_worker.model_runner, worker.draft_model_runner
     )
-    worker.spec_switch_extended = None
     worker.spec_switch = switch
 
 
@@ -70,9 +68,6 @@ def verify(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
     off = _off(worker)
     if off is None:
         return original(worker, batch)
-    worker.spec_switch_extended = None
-    if is_argmax(batch) and not worker.spec_switch.config.skip_draft_extend:
-        extend_before_bookkeeping(worker, batch)
     with off.on_target(worker.target_worker.model_runner), swapped(worker, speculative_num_steps=0):
         return original(worker, batch)
 
@@ -84,8 +79,6 @@ def forward_draft_extend_after_decode(original: Callable[..., Any], worker: Any,
     off = _off(worker)
     if off is None:
         return original(worker, batch)
-    if worker.spec_switch_extended is not None:
-        return unfinished(worker.spec_switch_extended, batch)
     if worker.spec_switch.config.skip_draft_extend:
         import torch
 
