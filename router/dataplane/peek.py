@@ -16,6 +16,9 @@ from router.dataplane.paths import Inference
 
 # A body beyond this is relayed unread: parsing it would hold up every stream for too long.
 PARSE_BYTES_MAX = 16 * 2**20
+# So is one with more values than these, whatever its size: lists and objects cost most.
+_COMMAS_MAX = 1_000_000
+_BRACKETS_MAX = 200_000
 # What a client claims must not be able to drown the load of others.
 SEQUENCES_MAX = 4096
 _BYTES_PER_TOKEN = 4
@@ -55,6 +58,7 @@ def peek(body: bytes, route: Inference) -> Peek:
         route.rid_key is not None
         and route.rid_key not in value
         and n == 1
+        and value.get("n") in (None, 1)  # an engine may read "2" as 2
         and not batch
         and not isinstance(sampling, list)
         and not value.get("background")
@@ -74,13 +78,21 @@ def splice(body: bytes, key: str, value: str) -> bytes:
 
 
 def _parse(body: bytes) -> dict[str, Any] | None:
-    if not body or len(body) > PARSE_BYTES_MAX:
+    if not body or _is_too_much(body):
         return None
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def _is_too_much(body: bytes) -> bool:
+    """Whether parsing could take more than some tenths of a second."""
+    return len(body) > PARSE_BYTES_MAX or (
+        len(body) > _BRACKETS_MAX
+        and (body.count(b"[") + body.count(b"{") > _BRACKETS_MAX or body.count(b",") > _COMMAS_MAX)
+    )
 
 
 def _prompts(value: Mapping[str, Any], route: Inference) -> tuple[Sequence[Any], bool]:

@@ -32,9 +32,9 @@ CHAT = "/v1/chat/completions"
         (CHAT, chat("hi", rid="x"), 1, False),
         (CHAT, chat("hi", rid=None), 1, False),
         (CHAT, chat("hi", n=None), 1, True),
-        (CHAT, chat("hi", n="3"), 1, True),
+        (CHAT, chat("hi", n="3"), 1, False),
         (CHAT, chat("hi", n=True), 1, True),
-        (CHAT, chat("hi", n=-4), 1, True),
+        (CHAT, chat("hi", n=-4), 1, False),
         (CHAT, chat("hi", n=10**9), SEQUENCES_MAX, False),
         ("/v1/completions", {"prompt": "hi"}, 1, True),
         ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, 4, False),
@@ -118,6 +118,16 @@ def test_stream_is_what_json_calls_true(stream: Any, seen: bool) -> None:
 )
 def test_what_is_no_object_is_one_sequence_and_not_touched(body: bytes) -> None:
     assert look(CHAT, body) == Peek(RequestShape(prompt_tokens=len(body) // 4))
+
+
+@pytest.mark.parametrize("value", ["[]", '{"a":1}', '"",""'])
+def test_a_body_of_too_many_values_is_left_unread(value: str) -> None:
+    def body(count: int) -> bytes:
+        return b'{"messages":[],"junk":[%s]}' % ",".join([value] * count).encode()
+
+    assert look(CHAT, body(60_000)).abortable
+    many = body(600_000)
+    assert look(CHAT, many) == Peek(RequestShape(prompt_tokens=len(many) // 4))
 
 
 def test_deep_nesting_is_survived() -> None:
