@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import uvicorn
 import uvloop
 
 from router.dataplane.app import CrossoverApp
+from router.dataplane.inlet import Inlet
 
 BACKLOG = 2048
 # Above that of common clients and proxies, so that it is they who close an idle connection.
@@ -50,6 +52,12 @@ def address_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: a stream holds two, and shells allow 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class _Server(uvicorn.Server):
     """Uvicorn, with two differences: it says when it listens, and SIGTERM is an exit with 0."""
 
@@ -80,7 +88,7 @@ def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None])
     """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=Inlet,
         ws="none",
         interface="asgi3",
         lifespan="on",
@@ -94,6 +102,7 @@ def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None])
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Server(config, listening)
+    raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.serve(sockets=[sock]))
     return server.started

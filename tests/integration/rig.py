@@ -24,6 +24,7 @@ from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import Role, ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
+from router.dataplane.inlet import Inlet
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
 from router.dataplane.upstream import Pool, Upstream
@@ -123,6 +124,8 @@ class Call:
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Script = Callable[[Call], Awaitable[None]]
+# Of HTTP: the router's own, or the name of one of uvicorn's.
+Implementation = type[asyncio.Protocol] | str
 
 
 async def answer(call: Call) -> None:
@@ -287,7 +290,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: Application, implementation: str = "httptools"
+    app: Application, implementation: Implementation = Inlet
 ) -> AsyncIterator[uvicorn.Server]:
     """Run uvicorn on a socket that is bound already."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -315,7 +318,7 @@ async def running(
     body_bytes: int = 1 << 20,
     admin_key: str | None = ADMIN_KEY,
     keepalive_s: float = 2.0,
-    implementation: str = "httptools",
+    implementation: Implementation = Inlet,
 ) -> AsyncIterator[Rig]:
     """A router before a `spec` and a `base` engine. All requests go to `spec` while it is up."""
     timeouts = timeouts or Timeouts(connect_s=2.0, first_byte_s=30.0, idle_s=30.0)
