@@ -23,7 +23,13 @@ from router.dataplane.outlet import Outlet
 from router.dataplane.paths import Inference
 from router.dataplane.peek import Peek, splice
 from router.dataplane.sse import Refusal
-from router.dataplane.upstream import ConnectError, Connection, ConnectionBroken, Upstream
+from router.dataplane.upstream import (
+    ConnectError,
+    Connection,
+    ConnectionBroken,
+    ExhaustedError,
+    Upstream,
+)
 from router.settings import Timeouts
 
 # Harmless to send twice.
@@ -134,6 +140,8 @@ class Attempts:
         for fresh in (False, True):
             try:
                 connection = await upstream.pool.connection(fresh=fresh)
+            except ExhaustedError as error:
+                return Verdict(Outcome.REJECTED, reply=errors.exhausted(), error=str(error))
             except ConnectError as error:
                 upstream.health.transport_error(self._clock(), str(error))
                 return Verdict(

@@ -102,6 +102,12 @@ def no_server() -> ErrorReply:
     return ErrorReply(503, "no_server", message, "overloaded_error", retry_after_s=1)
 
 
+def exhausted() -> ErrorReply:
+    """The router can open no more connections."""
+    message = "The router has no connection left."
+    return ErrorReply(503, "exhausted", message, "overloaded_error", retry_after_s=1)
+
+
 def upstream_unreachable(server: str) -> ErrorReply:
     """No connection to any server that was tried; `server` was the last."""
     message = f"No connection to server {server}."

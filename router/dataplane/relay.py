@@ -35,7 +35,7 @@ from router.dataplane.paths import Control, Inference, Route, ServerInfo, Unknow
 from router.dataplane.peek import peek
 from router.dataplane.record import Observer, RequestRecord
 from router.dataplane.redact import redact
-from router.dataplane.upstream import Upstream, UpstreamError
+from router.dataplane.upstream import ExhaustedError, Upstream, UpstreamError
 from router.settings import Timeouts
 
 logger = logging.getLogger(__name__)
@@ -213,6 +213,9 @@ class Relay:
         except TimeoutError:
             limit_s = self._limits.timeouts.first_byte_s
             return errors.first_byte_timeout(decision.server, limit_s)
+        except ExhaustedError as error:
+            call.record.error = str(error)
+            return errors.exhausted()
         except UpstreamError as error:
             upstream.health.transport_error(self._clock(), str(error))
             call.record.error = str(error)

@@ -12,6 +12,7 @@ keeps the race with the server's keep-alive away.
 """
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections import deque
@@ -30,6 +31,9 @@ from router.dataplane.asgi import Headers
 HEAD_BYTES_MAX = 64 * 1024
 IDLE_CONNECTIONS_MAX = 512
 NO_BODY = frozenset({204, 304})
+_EXHAUSTED = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+)
 _STATUSES = range(100, 600)
 
 
@@ -39,6 +43,10 @@ class UpstreamError(Exception):
 
 class ConnectError(UpstreamError):
     """No connection: nothing was sent."""
+
+
+class ExhaustedError(ConnectError):
+    """This machine is out of files, ports or memory. No fault of the server's."""
 
 
 class ConnectionBroken(UpstreamError):  # noqa: N818
@@ -299,6 +307,8 @@ class Pool:
         except TimeoutError:
             raise ConnectError(f"no connection within {self._connect_timeout_s:g} s") from None
         except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise ExhaustedError(error.strerror) from error
             raise ConnectError(error.strerror or str(error) or type(error).__name__) from error
         return connection
 

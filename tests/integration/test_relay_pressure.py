@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import socket
 
 import pytest
@@ -214,6 +215,29 @@ async def test_a_refused_connection_sends_the_request_to_the_other_server() -> N
         assert not rig.health["spec"].up
         assert (await rig.record(3)).server == "base"
         await rig.settled()
+
+
+async def test_a_router_out_of_files_blames_no_server() -> None:
+    async with running() as rig:
+        reader, writer = await rig.raw(b"")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        await until(lambda: rig.server.server_state.connections)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+        try:
+            for _ in range(4):
+                writer.write(request("POST", CHAT, BODY))
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 1" in head
+                assert b"x-crossover-error: exhausted" in head
+                await reader.readuntil(b"}}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert rig.observer.outcomes == {"rejected": 4}
+        assert all(health.up for health in rig.health.values())
+        writer.write(request("POST", CHAT, BODY))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.close()
 
 
 async def test_all_connections_refused_is_a_502() -> None:
