@@ -102,6 +102,14 @@ def no_server() -> ErrorReply:
     return ErrorReply(503, "no_server", message, "overloaded_error", retry_after_s=1)
 
 
+def shutting_down() -> ErrorReply:
+    """The router stops, and this request would not have ended in time."""
+    message = "The router is shutting down."
+    return ErrorReply(
+        503, "shutting_down", message, "overloaded_error", retry_after_s=1, close=True
+    )
+
+
 def exhausted() -> ErrorReply:
     """The router can open no more connections."""
     message = "The router has no connection left."

@@ -116,9 +116,8 @@ class Relay:
         except ClientGoneError:
             record.outcome = Outcome.CLIENT_DISCONNECT
         except asyncio.CancelledError:
-            record.outcome = Outcome.CLIENT_DISCONNECT
-            record.error = "cancelled"
-            raise
+            # The server gives up what is left at its shutdown: nobody else cancels a request.
+            await call.shut_down()
         except BrokenResponse:
             raise
         except Exception:
@@ -330,6 +329,14 @@ class _Call:
         start = {"type": "http.response.start", "status": reply.status, "headers": headers}
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
+
+    async def shut_down(self) -> None:
+        """End early because the router does, as well as that is still possible."""
+        self.record.outcome = Outcome.CLIENT_DISCONNECT
+        self.record.error = "cut short by the router's shutdown"
+        if self.outlet.started or self.record.status:
+            raise BrokenResponse(self.record.error)
+        await self.answer(errors.shutting_down())
 
     async def fail(self) -> None:
         """Answer for a fault of the router, as far as that is still possible."""

@@ -236,6 +236,7 @@ async def test_sigterm_ends_it_with_0_though_a_stream_is_under_way() -> None:
                 async for _ in chunks:
                     pass
     assert made.errors == []
+    assert not any("traceback" in line for line in made.lines)
 
 
 async def test_a_second_router_on_the_same_port_says_so_and_exits_with_2(tmp_path: Path) -> None:

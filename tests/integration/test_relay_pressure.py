@@ -349,6 +349,24 @@ async def test_a_shutdown_in_mid_stream_gives_every_lease_back() -> None:
         writer.close()
 
 
+async def test_a_request_in_prefill_at_the_shutdown_may_be_sent_again() -> None:
+    async def script(call: Call) -> None:
+        await call.gone()
+
+    async with running() as rig:
+        rig.spec.script = script
+        reader, writer = await rig.post(CHAT, BODY)
+        await until(lambda: rig.spec.calls)
+        rig.server.should_exit = True
+        wire = await reader.read()
+        assert wire.startswith(b"HTTP/1.1 503")
+        assert b"retry-after: 1" in wire
+        assert b'"code":"shutting_down"' in wire
+        assert (await rig.record()).status == 503
+        assert len(rig.ledger) == 0
+        writer.close()
+
+
 async def test_a_fault_of_the_router_is_a_500_without_details() -> None:
     async with running() as rig:
         rig.health["spec"].context_length = "broken"  # type: ignore[assignment]
