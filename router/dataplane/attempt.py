@@ -143,7 +143,7 @@ class Attempts:
             except ExhaustedError as error:
                 return Verdict(Outcome.REJECTED, reply=errors.exhausted(), error=str(error))
             except ConnectError as error:
-                upstream.health.transport_error(self._clock(), str(error))
+                upstream.failed(self._clock(), error)
                 return Verdict(
                     Outcome.UPSTREAM_ERROR,
                     reply=errors.upstream_unreachable(name),
@@ -156,7 +156,7 @@ class Attempts:
             exchange = Exchange(context, outlet, connection)
             await self._run(exchange, connection, inbound, upstream, client, outlet)
             if exchange.failure is not None:
-                upstream.health.transport_error(self._clock(), str(exchange.failure))
+                upstream.failed(self._clock(), exchange.failure)
             if fresh or not _was_stale(exchange, connection, inbound.method):
                 return _verdict(exchange, context)
         raise AssertionError("unreachable")

@@ -216,7 +216,7 @@ class Relay:
             call.record.error = str(error)
             return errors.exhausted()
         except UpstreamError as error:
-            upstream.health.transport_error(self._clock(), str(error))
+            upstream.failed(self._clock(), error)
             call.record.error = str(error)
             return errors.upstream_unreachable(decision.server)
         safe = redact(fetched.body)

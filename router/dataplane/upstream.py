@@ -13,6 +13,7 @@ keeps the race with the server's keep-alive away.
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 from collections import deque
@@ -27,6 +28,8 @@ from router.core.health import ServerHealth
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
 from router.dataplane.asgi import Headers
+
+logger = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 64 * 1024
 IDLE_CONNECTIONS_MAX = 512
@@ -356,3 +359,8 @@ class Upstream:
     pool: Pool
     health: ServerHealth
     tokens: TokenModel
+
+    def failed(self, now: float, error: UpstreamError) -> None:
+        """Take note that a connection was refused or broke; say so if the server is out by it."""
+        if self.health.transport_error(now, str(error)):
+            logger.warning("server %s is %s: %s", self.spec.name, self.health.state, error)

@@ -240,6 +240,17 @@ async def test_a_router_out_of_files_blames_no_server() -> None:
         writer.close()
 
 
+async def test_a_server_that_is_given_up_is_named_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as rig:
+        await rig.spec.stop()
+        for _ in range(3):
+            assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        told = [line for line in caplog.messages if line.startswith("server spec is unreachable")]
+        assert len(told) == 1
+
+
 async def test_all_connections_refused_is_a_502() -> None:
     async with running() as rig:
         await rig.spec.stop()
