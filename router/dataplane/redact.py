@@ -7,20 +7,20 @@ import orjson
 
 _HIDDEN = "***"
 _SECRET = re.compile(
-    r"(api_key|key|password|passwd|secret|credentials?|token|extra_config)$", re.IGNORECASE
+    r"(keys?|passwords?|passwd|secrets?|credentials?|token|authorization|extra_config)$",
+    re.IGNORECASE,
 )
 
 
 def redact(body: bytes) -> bytes | None:
     """Return the JSON with the values of keys, passwords, tokens and free-form extras hidden.
 
-    None if it is no JSON.
+    None if it is no JSON, or nested too deeply to be looked through.
     """
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return orjson.dumps(_redacted(orjson.loads(body)))
+    except (orjson.JSONDecodeError, RecursionError):
         return None
-    return orjson.dumps(_redacted(value))
 
 
 def _redacted(value: Any) -> Any:

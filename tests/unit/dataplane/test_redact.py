@@ -8,7 +8,8 @@ from router.dataplane.redact import redact
 @pytest.mark.parametrize(
     "name",
     ["api_key", "admin_api_key", "API_KEY", "ssl_keyfile_password", "hf_token", "client_secret",
-     "password", "credentials", "hicache_storage_backend_extra_config"],
+     "password", "credentials", "api_keys", "authorization",
+     "hicache_storage_backend_extra_config"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["s3cret", ["s3cret"], {"x": "s3cret"}])
 def test_what_may_be_secret_is_hidden_at_any_depth(name: str, value: object) -> None:
@@ -31,3 +32,7 @@ def test_facts_stay(fact: dict[str, object]) -> None:
 
 def test_what_is_no_json_is_not_shown() -> None:
     assert redact(b"api_key=1") is None
+
+
+def test_what_is_too_deep_to_look_through_is_not_shown() -> None:
+    assert redact(b'{"a":' * 1000 + b"1" + b"}" * 1000) is None
