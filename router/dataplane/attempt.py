@@ -185,7 +185,8 @@ class Attempts:
             self._open.discard(exchange)
             client.on_gone = None
             exchange.client_gone()  # nothing happens if it is over
-            if rid is not None and exchange.outcome in (Outcome.CLIENT_DISCONNECT, Outcome.TIMEOUT):
+            given_up = exchange.outcome in (Outcome.CLIENT_DISCONNECT, Outcome.TIMEOUT)
+            if rid is not None and given_up and not exchange.complete:
                 authorization = first(inbound.headers, b"authorization")
                 self.aborter.abort(upstream.pool, upstream.spec.name, rid, authorization)
 

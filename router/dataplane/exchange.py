@@ -60,7 +60,7 @@ class Exchange:
     __slots__ = (
         "_connection", "_context", "_feed", "_gap", "_head", "_held", "_last_at", "_outlet",
         "_reported_error", "_sent_at", "_stage", "_tail", "_token", "_token_marker", "_waiting",
-        "broken", "done", "error", "failure", "outcome", "reply", "status", "streams",
+        "broken", "complete", "done", "error", "failure", "outcome", "reply", "status", "streams",
     )  # fmt: skip
 
     def __init__(self, context: Context, outlet: Outlet, connection: Connection) -> None:
@@ -84,6 +84,7 @@ class Exchange:
         self.outcome = Outcome.OK
         self.reply: ErrorReply | sse.Refusal | None = None
         self.broken = False
+        self.complete = False
         self.failure: UpstreamError | None = None
         self.error: str | None = None
         outlet.attach(self)
@@ -121,6 +122,7 @@ class Exchange:
 
     def on_end(self) -> None:
         """End the response, unless the stream lacks its end."""
+        self.complete = True
         marker = self._context.route.end_marker
         incomplete = (
             self.streams

@@ -11,8 +11,8 @@ from router.core.types import Outcome, Reason, Role
 class RequestRecord:
     """One request from arrival to end. Times are seconds; unknown is None.
 
-    `endpoint` is a route of the allow-list, never a client's string. `status` is what the client was
-    sent, 499 if it left before a status could be sent.
+    `endpoint` is a route of the allow-list, never a client's string. `status` is what the client
+    was sent, 499 if it left before a status could be sent.
     """
 
     request_id: str
@@ -38,7 +38,7 @@ class Observer(Protocol):
     """Where the relay reports to: metrics and the request log."""
 
     def gap_observer(self, server: str) -> Callable[[float], None]:
-        """Return what takes the gaps between two chunks of `server`, in seconds: called per chunk."""
+        """Return what takes gaps between chunks of `server`, in seconds. Called per chunk."""
         ...
 
     def finished(self, record: RequestRecord) -> None:
