@@ -67,7 +67,9 @@ class ServerHealth:
     def transport_error(self, now: float, error: str) -> bool:
         """Take a refused or broken connection. Enough of them within the window: unreachable."""
         self.last_error = error
-        if self.transport_errors and now - self._transport_error_at > self.transport_window_s:
+        before = self._transport_error_at
+        forgiven = self.last_token_at is not None and self.last_token_at > before
+        if forgiven or now - before > self.transport_window_s:
             self.transport_errors = 0
         self.transport_errors += 1
         self._transport_error_at = now
@@ -75,13 +77,17 @@ class ServerHealth:
             return False
         return self._become(HealthState.UNREACHABLE, now)
 
-    def token(self, now: float) -> bool:
-        """Take note that data flows. Called per chunk."""
-        self.last_token_at = now
+    def token(self, at: float) -> bool:
+        """Take note that data flowed, the latest of it `at`, which may be a moment ago.
+
+        Called about once a second; for every chunk, `last_token_at` is set and nothing else done.
+        """
+        self.last_token_at = at
         self.failed_probes = 0
-        self.transport_errors = 0
+        if at >= self._transport_error_at:
+            self.transport_errors = 0
         # A dead server's last bytes may be read after others saw it break: no way back up.
-        return self.state is HealthState.UNRESPONSIVE and self._become(HealthState.UP, now)
+        return self.state is HealthState.UNRESPONSIVE and self._become(HealthState.UP, at)
 
     def _become(self, state: HealthState, now: float) -> bool:
         if state is self.state:

@@ -22,24 +22,23 @@ from math import sqrt
 _LETTERS = bytes(range(65, 91)) + bytes(range(97, 123))
 _DIGITS = bytes(range(48, 58))
 _PUNCTUATION = bytes(sorted(set(range(33, 127)) - set(_LETTERS) - set(_DIGITS)))
+_BACKSLASH = 0x5C
 _KANA_LEAD = b"\xe3"
 _HAN_LEADS = bytes(range(0xE4, 0xEA))
 _OTHER_LEADS = bytes(sorted((set(range(0xC2, 0xF5)) - set(_HAN_LEADS)) - set(_KANA_LEAD)))
 
 
-def _blanking_all_but(kept: bytes) -> bytes:
-    return bytes(byte if byte in kept else 32 for byte in range(256))
+def _marking(kept: bytes) -> bytes:
+    return bytes(b"x"[0] if byte in kept else b" "[0] for byte in range(256))
 
 
 def _deleting_all_but(kept: bytes) -> bytes:
     return bytes(byte for byte in range(256) if byte not in kept)
 
 
-_ONLY_LETTERS = _blanking_all_but(_LETTERS)
-_ONLY_PUNCTUATION = _blanking_all_but(_PUNCTUATION)
-_NOT_LETTERS = _deleting_all_but(_LETTERS)
+_MARK_LETTERS = _marking(_LETTERS)
+_MARK_PUNCTUATION = _marking(_PUNCTUATION)
 _NOT_DIGITS = _deleting_all_but(_DIGITS)
-_NOT_PUNCTUATION = _deleting_all_but(_PUNCTUATION)
 _NOT_HAN = _deleting_all_but(_HAN_LEADS)
 _NOT_OTHER = _deleting_all_but(_OTHER_LEADS)
 
@@ -76,20 +75,24 @@ NO_TEXT: Features = (0.0,) * _SIZE
 
 def measure(text: bytes | bytearray) -> Features:
     """Return the features of a text: UTF-8 inside of a JSON string, its escapes still in place."""
-    if b"\\" in text:
+    if _BACKSLASH in text:
         text = text.replace(b"\\\\", b"`").replace(b"\\n", b"\n").replace(b"\\t", b" ")
         text = text.replace(b"\\", b"")
-    return (
-        len(text.translate(_ONLY_LETTERS).split()),
-        len(text.translate(None, _NOT_LETTERS)),
-        len(text.translate(None, _NOT_DIGITS)),
-        len(text.translate(_ONLY_PUNCTUATION).split()),
-        len(text.translate(None, _NOT_PUNCTUATION)),
-        text.count(b"\n"),
-        text.count(_KANA_LEAD),
-        len(text.translate(None, _NOT_HAN)),
-        len(text.translate(None, _NOT_OTHER)),
-    )
+    words, letters = _runs(text.translate(_MARK_LETTERS))
+    marks, punctuation = _runs(text.translate(_MARK_PUNCTUATION))
+    digits = len(text.translate(None, _NOT_DIGITS))
+    lines = text.count(b"\n")
+    if text.isascii():
+        return words, letters, digits, marks, punctuation, lines, 0, 0, 0
+    kana = text.count(_KANA_LEAD)
+    han = len(text.translate(None, _NOT_HAN))
+    other = len(text.translate(None, _NOT_OTHER))
+    return words, letters, digits, marks, punctuation, lines, kana, han, other
+
+
+def _runs(marked: bytes | bytearray) -> tuple[int, int]:
+    """Return how many runs of marks there are, and how many marks."""
+    return marked.count(b" x") + marked.startswith(b"x"), marked.count(b"x")
 
 
 def add(a: Features, b: Features) -> Features:

@@ -15,7 +15,8 @@ may be cut anywhere; what is kept from one chunk to the next is less than 50 byt
 
 The common chunk is one event that differs from the one before in its text only. Its envelope is
 remembered (where the text starts, and all that follows it), so that such a chunk costs two
-comparisons and a slice.
+comparisons and a slice. Chunks are kept, a few and not large, and read together: code and data that
+are at hand already cost half.
 """
 
 import re
@@ -34,10 +35,13 @@ _TEXT, _COUNT, _INDEX = 1, 2, 3
 _STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _NUMBER = re.compile(rb" ?(\d{1,12})\D")
 _QUOTE = 0x22
+_LINE_FEED = 0x0A
 # No mark is longer, so one that was cut lies within so many last bytes.
 _MARK_BYTES_MAX = 48
 _SUFFIX_BYTES_MAX = 512
 _TEXT_BYTES_MAX = 1024
+_UNREAD_MAX = 32
+_UNREAD_BYTES_MAX = 2048  # of one chunk; what is larger is read at once
 
 
 class TokenModel:
@@ -58,7 +62,7 @@ class TokenCounter:
         "_by_index", "_carry", "_count", "_count_key", "_counts", "_estimate", "_events",
         "_features", "_finished", "_inside", "_key", "_key_at", "_line_count", "_line_index",
         "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix", "_text",
-        "_text_at",
+        "_text_at", "_unread",
     )  # fmt: skip
 
     def __init__(self, estimate: TokenEstimate, sequences: int) -> None:
@@ -66,6 +70,7 @@ class TokenCounter:
         self._sequences = sequences
         self._search = (_MARK if sequences == 1 else _MARK_OR_INDEX).search
         self._finished = False
+        self._unread: list[bytes] = []
         # Where the scan stands: inside a string of text or not, and bytes that may be half a mark.
         self._streamed: bool | None = None
         self._inside = False
@@ -90,11 +95,13 @@ class TokenCounter:
     @property
     def exact(self) -> bool:
         """Whether `tokens` is the engine's own count."""
+        self._read()
         return self._count is not None
 
     @property
     def tokens(self) -> float:
         """Output tokens so far. Reading it measures up to 1 KiB of text: not for every chunk."""
+        self._read()
         if self._count is not None:
             return self._count
         # The text stays: measured in smaller parts it would seem to have more words.
@@ -103,21 +110,34 @@ class TokenCounter:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the response body, cut anywhere."""
-        if self._count_key is not None:
-            self._recount(chunk)
-            return
-        if (
-            self._ready
-            and chunk.endswith(self._suffix)
-            and chunk.startswith(self._key, self._key_at)
-        ):
-            text = chunk[self._text_at : -len(self._suffix)]
-            if text and b"\n" not in text:
-                self._events += 1
-                self._text += text
-                if len(self._text) > _TEXT_BYTES_MAX:
-                    self._measure()
-                return
+        unread = self._unread
+        unread.append(chunk)
+        if len(unread) == _UNREAD_MAX or len(chunk) > _UNREAD_BYTES_MAX:
+            self._read()
+
+    def _read(self) -> None:
+        unread, self._unread = self._unread, []
+        for chunk in unread:
+            if self._count_key is not None:
+                self._recount(chunk)
+            elif not (self._ready and self._read_alike(chunk)):
+                self._read_other(chunk)
+        if len(self._text) > _TEXT_BYTES_MAX:
+            self._measure()
+
+    def _read_alike(self, chunk: bytes) -> bool:
+        """Take a chunk that differs in its text only from the one before; False if it does not."""
+        suffix = self._suffix
+        if not (chunk.endswith(suffix) and chunk.startswith(self._key, self._key_at)):
+            return False
+        text = chunk[self._text_at : -len(suffix)]
+        if not text or _LINE_FEED in text:
+            return False
+        self._events += 1
+        self._text += text
+        return True
+
+    def _read_other(self, chunk: bytes) -> None:
         if self._sequences == 1:
             self._scan(chunk)
             return
@@ -132,6 +152,7 @@ class TokenCounter:
         if self._finished:
             return
         self._finished = True
+        self._read()
         self._end_line()
         if usage_completion_tokens is not None:
             self._count = usage_completion_tokens

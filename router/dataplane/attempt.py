@@ -87,6 +87,7 @@ class Attempts:
         self._gaps = gaps
         self._clock = clock
         self._open: set[Exchange] = set()
+        self._swept_at = 0.0
 
     @property
     def open_exchanges(self) -> int:
@@ -94,11 +95,15 @@ class Attempts:
         return len(self._open)
 
     def sweep(self, now: float) -> None:
-        """Expire exchanges and idle connections."""
+        """Expire exchanges and idle connections; tell each server's health of data that flowed."""
         for exchange in tuple(self._open):
             exchange.expire(now)
         for upstream in self._upstreams.values():
             upstream.pool.sweep(now)
+            token_at = upstream.health.last_token_at
+            if token_at is not None and token_at > self._swept_at:
+                upstream.health.token(token_at)
+        self._swept_at = now
 
     async def make(
         self, inbound: Inbound, decision: Decision, client: Client, outlet: Outlet

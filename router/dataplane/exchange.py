@@ -58,23 +58,25 @@ class Exchange:
     """
 
     __slots__ = (
-        "_connection", "_context", "_feed", "_gap", "_head", "_held", "_last_at", "_outlet",
-        "_reported_error", "_sent_at", "_stage", "_tail", "_token", "_token_marker", "_waiting",
-        "broken", "complete", "done", "error", "failure", "outcome", "reply", "status", "streams",
+        "_clock", "_connection", "_context", "_counter", "_gap", "_head", "_health", "_held",
+        "_last_at", "_outlet", "_reported_error", "_sent_at", "_stage", "_tail", "_token_marker",
+        "_waiting", "broken", "complete", "done", "error", "failure", "outcome", "reply", "status",
+        "streams",
     )  # fmt: skip
 
     def __init__(self, context: Context, outlet: Outlet, connection: Connection) -> None:
         self._context = context
+        self._clock = context.clock
         self._outlet = outlet
         self._connection = connection
         self._gap = context.gap
-        self._feed = context.counter.feed
-        self._token = context.health.token
+        self._counter = context.counter
+        self._health = context.health
         self._token_marker = context.route.token_marker
         self._stage = _Stage.HEAD
         self._head: tuple[int, Headers] = (0, [])
         self._held = b""
-        self._tail = sse.Tail()
+        self._tail = b""
         self._waiting = True
         self._reported_error = False
         self._sent_at = self._last_at = context.clock()
@@ -110,13 +112,14 @@ class Exchange:
 
         Called per chunk: no task, timer, JSON, or search for the end of an event.
         """
-        now = self._context.clock()
-        if self._stage is not _Stage.BODY:
-            if self._stage is _Stage.HOLD:
-                self._hold(data, now)
+        # Callables are read before they are called: on a slot, both at once is slower.
+        clock, gap = self._clock, self._gap
+        now = clock()
+        if self.status is None:
+            self._hold(data, now)
             return
         if self.streams:
-            self._gap(now - self._last_at)
+            gap(now - self._last_at)
         self._last_at = now
         self._pass(data, now)
 
@@ -128,7 +131,7 @@ class Exchange:
             self.streams
             and marker is not None
             and not self._reported_error
-            and not self._tail.ends_with(marker)
+            and not sse.ends_with(self._tail, marker)
         )
         if self._stage is _Stage.HOLD and not incomplete:
             self._release(self._context.clock())
@@ -154,7 +157,7 @@ class Exchange:
 
     def resume(self) -> None:
         """Read on. The pause was not the engine's."""
-        self._last_at = self._context.clock()
+        self._last_at = self._clock()
         self._connection.resume()
 
     def send_failed(self, error: Exception) -> None:
@@ -226,15 +229,15 @@ class Exchange:
 
     def _pass(self, data: bytes, now: float) -> None:
         if self.streams:
-            self._tail.feed(data)
+            self._tail = sse.tail(self._tail, data)
             if sse.reports_error(data):
                 self._reported_error = True
             if self._token_marker is not None and self._token_marker in data:
                 self._token_marker = None
                 self._first_token(now)
         if self.status == 200:
-            self._feed(data)
-            self._token(now)
+            self._health.last_token_at = now
+            self._counter.feed(data)
         self._outlet.write(data)
 
     def _first_token(self, now: float) -> None:
@@ -250,7 +253,7 @@ class Exchange:
         else:
             self.broken = True
             if self.streams:
-                self._outlet.write(self._tail.closing() + reply.event())
+                self._outlet.write(sse.closing(self._tail) + reply.event())
         self._over(reply.outcome, error or reply.message)
 
     def _forsake(self, error: str) -> None:

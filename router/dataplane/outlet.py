@@ -9,7 +9,7 @@ holds for any server.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Protocol
 
@@ -76,8 +76,9 @@ class Outlet:
         if self._task is not None:
             self._backlog.append({"type": "http.response.body", "body": data, "more_body": True})
             return
-        self._chunk["body"] = data
-        self._push(self._chunk)
+        chunk = self._chunk
+        chunk["body"] = data
+        self._push(chunk)
 
     def end(self) -> None:
         """Send the end of the body."""
@@ -103,9 +104,10 @@ class Outlet:
         if self._task is not None:
             self._backlog.append(message)
             return
-        sending = self._send(message).__await__()
+        send = self._send
+        sending = send(message)
         try:
-            waits_for = next(sending)
+            waits_for = sending.send(None)
         except StopIteration:
             return
         except Exception as error:  # noqa: BLE001  (whatever the server raises ends the response)
@@ -135,12 +137,12 @@ class Outlet:
 
 
 class _Resumed:
-    """An awaitable that was already run up to its first wait."""
+    """A coroutine that was already run up to its first wait."""
 
-    __slots__ = ("_awaitable", "_waits_for")
+    __slots__ = ("_coroutine", "_waits_for")
 
-    def __init__(self, awaitable: Generator[Any, Any, None], waits_for: Any) -> None:
-        self._awaitable = awaitable
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
         self._waits_for = waits_for
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -149,9 +151,9 @@ class _Resumed:
             try:
                 value = yield waits_for
             except BaseException as error:  # noqa: BLE001  (cancellation is passed on like the rest)
-                step = partial(self._awaitable.throw, error)
+                step = partial(self._coroutine.throw, error)
             else:
-                step = partial(self._awaitable.send, value)
+                step = partial(self._coroutine.send, value)
             try:
                 waits_for = step()
             except StopIteration:

@@ -94,9 +94,10 @@ def refusal(event: bytes) -> Refusal | None:
 def reports_error(data: bytes) -> bool:
     """Whether an event that reports an error begins in these bytes.
 
-    No text of a model's can look like one.
+    No text of a model's can look like one. Called per chunk, so by `find`: `in` raises and drops an
+    exception inside, where bytes are looked for in bytes.
     """
-    return b'data: {"error"' in data or data.startswith(b"event: error")
+    return data.find(b'data: {"error"') >= 0 or data.startswith(b"event: error")
 
 
 def _field(value: Any, key: str) -> Any:
@@ -107,25 +108,21 @@ def _is_error(status: Any) -> bool:
     return isinstance(status, int) and 400 <= status <= 599
 
 
-class Tail:
-    """The last bytes of a stream: do they end an event, do they end the stream."""
+def tail(before: bytes, data: bytes) -> bytes:
+    """Return the end of a stream, given its end before the next bytes. Called per chunk."""
+    return data if len(data) >= _TAIL_BYTES else (before + data)[-_TAIL_BYTES:]
 
-    __slots__ = ("_bytes",)
 
-    def __init__(self) -> None:
-        self._bytes = b""
+def ends_with(end: bytes, marker: bytes) -> bool:
+    """Whether the last line that is not empty ends with `marker`.
 
-    def feed(self, data: bytes) -> None:
-        """Take the next bytes. Called per chunk."""
-        self._bytes = data if len(data) >= _TAIL_BYTES else (self._bytes + data)[-_TAIL_BYTES:]
+    `end` is what `tail` returned.
+    """
+    return end[-_TAIL_BYTES:].rstrip(b"\r\n").endswith(marker)
 
-    def ends_with(self, marker: bytes) -> bool:
-        """Whether the last line that is not empty ends with `marker`."""
-        return self._bytes[-_TAIL_BYTES:].rstrip(b"\r\n").endswith(marker)
 
-    def closing(self) -> bytes:
-        """Return what ends the event that the stream stands in; nothing between two events."""
-        tail = self._bytes[-4:]
-        if not tail or tail.endswith((b"\n\n", b"\r\r", b"\n\r\n")):
-            return b""
-        return b"\n" if tail.endswith((b"\n", b"\r")) else b"\n\n"
+def closing(end: bytes) -> bytes:
+    """Return what ends the event that a stream with this end stands in; nothing between events."""
+    if not end or end.endswith((b"\n\n", b"\r\r", b"\n\r\n")):
+        return b""
+    return b"\n" if end.endswith((b"\n", b"\r")) else b"\n\n"

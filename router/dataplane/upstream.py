@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_declared", "_head_bytes", "_head_request", "_headers", "_informational", "_parser",
-        "_paused", "_pool", "_sink", "_status", "_transport", "_until_close", "answered",
+        "_paused", "_pool", "_sink", "_status", "_transport", "_until_close",
         "idle_since", "reused",
     )  # fmt: skip
 
@@ -109,7 +109,6 @@ class Connection(asyncio.Protocol):
         self._until_close = False
         self._declared = False
         self._paused = False
-        self.answered = False
         self.reused = False
         self.idle_since = 0.0
 
@@ -122,12 +121,17 @@ class Connection(asyncio.Protocol):
         self._sink = sink
         self._head_request = head_request
         self._status = self._head_bytes = 0
-        self._until_close = self._declared = self.answered = False
+        self._until_close = self._declared = False
         if len(body) <= HEAD_BYTES_MAX:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
             self._transport.write(body)
+
+    @property
+    def answered(self) -> bool:
+        """Whether a byte has come in answer to the request."""
+        return self._head_bytes > 0
 
     @property
     def usable(self) -> bool:
@@ -168,8 +172,8 @@ class Connection(asyncio.Protocol):
         if self._sink is None:
             self.abort()  # not asked for
             return
-        self.answered = True
-        if self._status == 0 or self._informational:
+        in_head = self._status == 0
+        if in_head:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -178,7 +182,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(BadResponse(str(error) or type(error).__name__))
         else:
-            if self._status == 0 and self._head_bytes > HEAD_BYTES_MAX:
+            if in_head and self._status == 0 and self._head_bytes > HEAD_BYTES_MAX:
                 self._fail(BadResponse("the response head is too long"))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,8 +235,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Hand bytes of the body over. Called per chunk."""
-        if self._sink is not None:
-            self._sink.on_body(data)
+        sink = self._sink
+        if sink is not None:
+            sink.on_body(data)
 
     def on_message_complete(self) -> None:
         """End the exchange; the connection goes back to its pool if it may be used again."""

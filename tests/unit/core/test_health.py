@@ -27,6 +27,12 @@ UNKNOWN, UP = HealthState.UNKNOWN, HealthState.UP
 UNRESPONSIVE, UNREACHABLE = HealthState.UNRESPONSIVE, HealthState.UNREACHABLE
 
 
+def chunk(health: ServerHealth, now: float) -> bool:
+    """Take note of a chunk as the relay does: the call of `token` comes later."""
+    health.last_token_at = now
+    return False
+
+
 @pytest.mark.parametrize(
     ("steps", "state"),
     [
@@ -50,6 +56,11 @@ UNRESPONSIVE, UNREACHABLE = HealthState.UNRESPONSIVE, HealthState.UNREACHABLE
         ([(ok, 0), (error, 1), (error, 12)], UP),
         ([(ok, 0), (error, 1), (error, 12), (error, 13)], UNREACHABLE),
         ([(ok, 0), (error, 1), (token, 2), (error, 3)], UP),
+        ([(ok, 0), (error, 1), (chunk, 2), (error, 3)], UP),
+        (
+            [(ok, 0), (error, 1), (lambda health, _: health.token(0.9), 1.5), (error, 2)],
+            UNREACHABLE,
+        ),
         ([(ok, 0), (error, 1), (ok, 2), (error, 3)], UP),
         ([(ok, 0), (error, 1), (error, 2), (ok, 3)], UP),
         # A dead server's last bytes do not bring it back, nor do its failing probes make it better.

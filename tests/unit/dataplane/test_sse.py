@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 
 from router.dataplane.sse import (
     Refusal,
-    Tail,
+    closing,
+    ends_with,
     event_data,
     first_event,
     is_event_stream,
     refusal,
     reports_error,
+    tail,
 )
 
 
@@ -101,15 +103,8 @@ def test_an_error_event_is_told_from_a_model_that_talks_of_one(data: bytes, foun
     assert reports_error(data) is found
 
 
-def tail_of(*chunks: bytes) -> Tail:
-    tail = Tail()
-    for chunk in chunks:
-        tail.feed(chunk)
-    return tail
-
-
 @pytest.mark.parametrize(
-    ("stream", "closing"),
+    ("stream", "rest"),
     [
         (b"", b""),
         (b"data: a\n\n", b""),
@@ -119,22 +114,24 @@ def tail_of(*chunks: bytes) -> Tail:
         (b"data: a", b"\n\n"),
     ],
 )
-def test_an_open_event_is_closed(stream: bytes, closing: bytes) -> None:
-    assert tail_of(stream).closing() == closing
-    assert tail_of(*(bytes([byte]) for byte in stream)).closing() == closing
+def test_an_open_event_is_closed(stream: bytes, rest: bytes) -> None:
+    assert closing(stream) == rest
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=20))
 def test_the_tail_does_not_depend_on_how_the_stream_is_cut(stream: bytes, cuts: list[int]) -> None:
     stream += b"data: [DONE]\n\n"
     edges = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    tail = tail_of(*(stream[a:b] for a, b in pairwise(edges)))
-    assert tail.ends_with(b"data: [DONE]")
-    assert tail.closing() == b""
+    end = b""
+    for a, b in pairwise(edges):
+        end = tail(end, stream[a:b])
+    assert stream.endswith(end)
+    assert ends_with(end, b"data: [DONE]")
+    assert closing(end) == b""
 
 
 def test_a_model_that_mentions_the_end_marker_has_not_ended() -> None:
-    assert not tail_of(b'data: {"content": "data: [DONE]"}\n\n').ends_with(b"data: [DONE]")
+    assert not ends_with(b'data: {"content": "data: [DONE]"}\n\n', b"data: [DONE]")
 
 
 @pytest.mark.parametrize(
