@@ -273,7 +273,7 @@ OPTIONS: tuple[Option, ...] = (
         "idle_timeout_s",
         Seconds(1, _DAY_S),
         _DEFAULT.timeouts.idle_s,
-        "between two chunks of an answer",
+        "between two chunks of an answer, or of a request",
     ),
     Option(
         "body_limit_mb",

@@ -16,6 +16,10 @@ class BodyTooLargeError(Exception):
     """The request body is over the limit."""
 
 
+class BodyStalledError(Exception):
+    """Nothing more of the request body came for too long."""
+
+
 class Client:
     """Reads the body, then watches for the client to leave: one task for the whole request."""
 
@@ -27,13 +31,21 @@ class Client:
         self.gone = False
         self.on_gone: OnGone | None = None
 
-    async def body(self, limit_bytes: int, declared_bytes: int | None) -> bytes:
+    async def body(self, limit_bytes: int, declared_bytes: int | None, idle_s: float) -> bytes:
         """Return the whole body.
 
-        BodyTooLargeError as soon as it is known to be, ClientGoneError if it ends early.
+        BodyTooLargeError as soon as it is known to be, ClientGoneError if it ends early,
+        BodyStalledError if nothing comes for `idle_s`.
         """
         if declared_bytes is not None and declared_bytes > limit_bytes:
             raise BodyTooLargeError
+        try:
+            async with asyncio.timeout(idle_s) as waiting:
+                return await self._body(limit_bytes, idle_s, waiting)
+        except TimeoutError:
+            raise BodyStalledError from None
+
+    async def _body(self, limit_bytes: int, idle_s: float, waiting: asyncio.Timeout) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:
@@ -48,6 +60,7 @@ class Client:
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
+            waiting.reschedule(asyncio.get_running_loop().time() + idle_s)
 
     def watch(self) -> None:
         """Begin to watch.

@@ -96,6 +96,12 @@ def body_too_large(limit_bytes: int) -> ErrorReply:
     return ErrorReply(413, "body_too_large", message, close=True)
 
 
+def body_stalled(limit_s: float) -> ErrorReply:
+    """The client began to send a body and stopped."""
+    message = f"Nothing more of the request body came for {limit_s:g} s."
+    return ErrorReply(408, "body_stalled", message, close=True)
+
+
 def no_server() -> ErrorReply:
     """No server is up."""
     message = "No server can take the request now."

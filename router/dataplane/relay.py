@@ -18,7 +18,7 @@ from router.core.types import Decision, Outcome, Reason, RequestShape
 from router.dataplane import errors
 from router.dataplane.asgi import Headers, Receive, Scope, Send
 from router.dataplane.attempt import Attempts, Inbound, Verdict
-from router.dataplane.client import BodyTooLargeError, Client, ClientGoneError
+from router.dataplane.client import BodyStalledError, BodyTooLargeError, Client, ClientGoneError
 from router.dataplane.errors import BrokenResponse, ErrorReply
 from router.dataplane.fetch import fetch
 from router.dataplane.headers import (
@@ -144,9 +144,9 @@ class Relay:
     async def _relay(self, route: Inference, call: "_Call") -> "Reply | None":
         """Decide and attempt, until a server takes the connection."""
         try:
-            inbound = await call.inbound(route, self._limits.body_bytes)
-        except BodyTooLargeError:
-            return errors.body_too_large(self._limits.body_bytes)
+            inbound = await call.inbound(route, self._limits)
+        except (BodyTooLargeError, BodyStalledError) as error:
+            return self._refuse_body(error)
         refused: set[str] = set()
         verdict: Verdict | None = None
         while verdict is None or verdict.refused_connection:
@@ -158,6 +158,11 @@ class Relay:
             verdict = await self._attempt(call, inbound, decision)
             refused.add(decision.server)
         return verdict.reply if verdict is not None else errors.no_server()
+
+    def _refuse_body(self, error: BodyTooLargeError | BodyStalledError) -> ErrorReply:
+        if isinstance(error, BodyTooLargeError):
+            return errors.body_too_large(self._limits.body_bytes)
+        return errors.body_stalled(self._limits.timeouts.idle_s)
 
     async def _attempt(self, call: "_Call", inbound: Inbound, decision: Decision) -> Verdict:
         record = call.record
@@ -181,9 +186,9 @@ class Relay:
         if name is None:
             return errors.target_needed(self._upstreams)
         try:
-            inbound = await call.inbound(_CONTROL, self._limits.body_bytes)
-        except BodyTooLargeError:
-            return errors.body_too_large(self._limits.body_bytes)
+            inbound = await call.inbound(_CONTROL, self._limits)
+        except (BodyTooLargeError, BodyStalledError) as error:
+            return self._refuse_body(error)
         verdict = await self._attempt(call, inbound, Decision(name, Reason.FIXED))
         return verdict.reply
 
@@ -291,10 +296,11 @@ class _Call:
         self.record = RequestRecord(request_id(self.headers), "other")
         self.target: bytes = raw_path + b"?" + query if query else raw_path
 
-    async def inbound(self, route: Inference, limit_bytes: int) -> Inbound:
+    async def inbound(self, route: Inference, limits: RelayLimits) -> Inbound:
         """Read the body and begin to watch the client."""
         length = first(self.headers, b"content-length") or b""
-        body = await self.client.body(limit_bytes, int(length) if length.isdigit() else None)
+        declared_bytes = int(length) if length.isdigit() else None
+        body = await self.client.body(limits.body_bytes, declared_bytes, limits.timeouts.idle_s)
         facts = peek(body, route)
         self.record.streaming = facts.stream
         self.record.sequences = facts.shape.sequences

@@ -197,6 +197,20 @@ async def test_a_chunked_body_over_the_limit_is_refused_as_it_comes() -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("begun", [b"", b'{"messages":'])
+async def test_a_body_that_does_not_come_is_not_waited_for(begun: bytes) -> None:
+    timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.2)
+    async with running(timeouts=timeouts) as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n"
+        reader, writer = await rig.raw(head.encode() + begun)
+        wire = await reader.read()
+        assert wire.startswith(b"HTTP/1.1 408")
+        assert b"x-crossover-error: body_stalled" in wire
+        assert not rig.spec.calls
+        assert (await rig.record()).outcome == "rejected"
+        writer.close()
+
+
 async def test_a_body_of_just_the_limit_passes() -> None:
     body = b'{"prompt": "' + b"a" * 986 + b'"}'
     async with running(body_bytes=1000) as rig:
