@@ -1,10 +1,12 @@
-"""The protocol that clients speak: uvicorn's HTTP/1.1, with two differences.
+"""The protocol that clients speak: uvicorn's HTTP/1.1, with three differences.
 
 The head of a request is bounded; uvicorn takes one of any length. An offer to go on in another
 protocol is passed over, as HTTP allows: uvicorn passes over the request's body with it, and Java's
-client, for one, makes the offer with its first request.
+client, for one, makes the offer with its first request. And a connection that is closed while its
+client does not read is closed within a minute or two, not when the client pleases.
 """
 
+import asyncio
 from typing import Any
 
 import httptools
@@ -12,6 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 # And one read more, at most.
 HEAD_BYTES_MAX = 64 * 1024
+# Once closed, a connection gets this long for each 64 KiB or so that are still to be read.
+LINGER_S = 60.0
 
 
 class Inlet(HttpToolsProtocol):
@@ -21,6 +25,36 @@ class Inlet(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._in_head = True
         self._head_bytes = 0
+        self._unread: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        """Watch that a client that does not read does not hold a closed connection for good."""
+        super().pause_writing()
+        self._watch_unread()
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        self._forget_unread()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._forget_unread()
+        super().connection_lost(exc)
+
+    def _watch_unread(self) -> None:
+        self._unread = asyncio.get_running_loop().call_later(LINGER_S, self._end_unread)
+
+    def _forget_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _end_unread(self) -> None:
+        if self.transport.is_closing():
+            self.transport.abort()
+        else:
+            self._watch_unread()
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read."""

@@ -1,11 +1,22 @@
 """What clients may send: heads, offers to upgrade, and requests behind one another."""
 
 import asyncio
+import socket
 
 import pytest
 
 from router.dataplane.inlet import HEAD_BYTES_MAX
-from tests.integration.rig import BOTH_LOOPS, CHAT, PATIENCE_S, request, running
+from router.settings import Timeouts
+from tests.integration.rig import (
+    BOTH_LOOPS,
+    CHAT,
+    PATIENCE_S,
+    Call,
+    event,
+    request,
+    running,
+    until,
+)
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
@@ -67,3 +78,21 @@ async def test_the_bound_is_on_each_head_not_on_a_connection() -> None:
             writer.write(request("POST", CHAT, b"z" * HEAD_BYTES_MAX, filler))
             assert (await reader.readuntil(b'{"ok": true}')).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+async def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.dataplane.inlet.LINGER_S", 0.1)
+
+    async def flood(call: Call) -> None:
+        await call.stream_head()
+        while True:
+            await call.chunk(event("x" * 65536))
+
+    async with running(timeouts=Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.3)) as rig:
+        rig.spec.script = flood
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            deaf.connect(("127.0.0.1", rig.port))
+            deaf.sendall(request("POST", CHAT, BODY))
+            assert (await rig.record()).error == "the client stopped reading"
+            await until(lambda: not rig.server.server_state.connections)
