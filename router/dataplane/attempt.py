@@ -6,9 +6,9 @@ know is in the verdict.
 """
 
 import asyncio
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 
 from router.core.ledger import Ledger
 from router.core.types import Decision, Outcome
@@ -204,7 +204,7 @@ def _with_rid(inbound: Inbound) -> tuple[str | None, bytes]:
     key = inbound.route.rid_key
     if key is None or not inbound.peek.abortable:
         return None, inbound.body
-    rid = uuid.uuid4().hex
+    rid = token_hex(16)
     if key == "request_id":
         rid = f"resp_{rid}"  # it becomes the id of the response object
     return rid, splice(inbound.body, key, rid)

@@ -2,8 +2,8 @@
 
 import hmac
 import re
-import uuid
 from collections.abc import Iterable
+from secrets import token_hex
 
 from router.core.types import Decision
 from router.dataplane.asgi import Headers
@@ -40,7 +40,7 @@ def request_id(headers: Headers) -> str:
     given = first(headers, REQUEST_ID)
     if given is not None and _REQUEST_ID_PLAIN.fullmatch(given):
         return given.decode("ascii")
-    return uuid.uuid4().hex
+    return token_hex(16)
 
 
 def own(request_id: str, decision: Decision | None = None) -> Headers:
