@@ -20,6 +20,7 @@ PATIENCE_S = 120.0
 TOKENS = 40
 CROWD = 5
 PROMPTS = [f"{word} upon a time in a land far away" for word in ("once", "twice", "never")]
+REQUEST = {"model": "tiny", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
 SWITCHING = {
     "speculative_disable_batch_threshold": 2,
     "speculative_enable_batch_threshold": 2,
@@ -57,14 +58,7 @@ def server(
 
 
 async def complete(server: ServerProcess, prompt: str, **more: Any) -> dict[str, Any]:
-    body = {
-        "model": "tiny",
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        **more,
-    }
+    body = {**REQUEST, "prompt": prompt, **more}
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         response = await client.post(server.url + "/v1/completions", json=body)
     assert response.status_code == 200, response.text
@@ -74,6 +68,20 @@ async def complete(server: ServerProcess, prompt: str, **more: Any) -> dict[str,
 async def text_of(server: ServerProcess, prompt: str) -> str:
     reply = await complete(server, prompt)
     return reply["choices"][0]["text"]
+
+
+async def streamed_text(server: ServerProcess, prompt: str) -> str:
+    """The same as `text_of`, put together from a stream."""
+    body = {**REQUEST, "prompt": prompt, "stream": True}
+    text = ""
+    async with (
+        httpx.AsyncClient(timeout=PATIENCE_S) as client,
+        client.stream("POST", server.url + "/v1/completions", json=body) as response,
+    ):
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+    return text
 
 
 async def get(server: ServerProcess, path: str) -> httpx.Response:
@@ -150,8 +158,13 @@ async def test_several_choices_and_streams_cross_switches(
 ) -> None:
     served, _ = server
     expected = await text_of(served, PROMPTS[2])
-    reply = await complete(served, PROMPTS[2], n=4)
+    before = (await state_in_loads(served))["switches_total"]
+    reply, stream = await asyncio.gather(
+        complete(served, PROMPTS[2], n=4), streamed_text(served, PROMPTS[2])
+    )
     assert [choice["text"] for choice in reply["choices"]] == [expected] * 4
+    assert stream == expected
+    assert (await state_in_loads(served))["switches_total"] > before
 
 
 def test_a_server_without_the_flags_shows_no_switch(models: Path, folder: Path) -> None:

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from tests.engine.harness.cases import FEATURES
-from tests.engine.harness.comparing import assert_same_answers
+from tests.engine.harness.cases import FEATURES, SAMPLED
+from tests.engine.harness.comparing import assert_same_answers, homogeneity_p_value, tokens_at
 from tests.engine.harness.laboratory import Laboratory
-from tests.engine.harness.scenario import CLEAN, PLAIN, SPECULATIVE, Engine, Job
+from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, SPECULATIVE, TREE, Engine, Job
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -88,3 +88,16 @@ def test_the_mode_follows_arrivals_and_departures(job: Job, laboratory: Laborato
     assert not any(mode == "off" for size, mode in seen if size <= 2)
     assert not any(mode == "on" for size, mode in seen if size > 3)
     assert seen[10, "off"] > 0
+
+
+@pytest.mark.parametrize("schedule", ["off", "every:1"])
+@pytest.mark.parametrize("engine", [TREE, CHAIN_V2], ids=str)
+def test_sampling_across_switches_follows_the_plain_engines_distribution(
+    engine: Engine, schedule: str, laboratory: Laboratory
+) -> None:
+    plain = laboratory.result(Job(PLAIN, [SAMPLED]), "sampled")
+    job = Job(engine, [SAMPLED], {"SGLANG_SPEC_SWITCH_SCHEDULE": schedule})
+    result = laboratory.result(job, "sampled")
+    for position in range(3):
+        samples = (tokens_at(position, each) for each in (plain, result))
+        assert homogeneity_p_value(*samples) > 1e-3, position
