@@ -50,7 +50,7 @@ ENABLE = Setting(
 DWELL = Setting(
     "DWELL_STEPS",
     "--speculative-switch-dwell-steps",
-    f"Decode steps that each mode lasts at least (default: {DEFAULT_DWELL_STEPS}).",
+    f"Decode steps without speculation before it may resume (default: {DEFAULT_DWELL_STEPS}).",
 )
 OPTIONAL = Setting(
     "OPTIONAL",

@@ -51,7 +51,8 @@ class Rule(Protocol):
 class ThresholdRule:
     """OFF above `disable_above` running requests, ON again at or below `enable_at`.
 
-    Each state lasts `dwell_steps` at least. A step whose ON reservation does not fit is OFF
+    OFF lasts `dwell_steps` at least; ON ends at once, since an ON step of a full batch takes several
+    times as long as an OFF step. A step whose ON reservation does not fit is OFF
     whatever the batch size, since it would make the engine retract requests; after such a step,
     speculation waits for HEADROOM times its reservation.
     """
@@ -63,7 +64,12 @@ class ThresholdRule:
     _mode: Mode = field(init=False, default=Mode.ON)
 
     def __post_init__(self) -> None:
-        self._latch = Hysteresis(up=self.disable_above, down=self.enable_at, dwell=self.dwell_steps)
+        self._latch = Hysteresis(
+            up=self.disable_above,
+            down=self.enable_at,
+            dwell=self.dwell_steps,
+            leaves_low_at_once=True,
+        )
 
     def decide(self, view: BatchView) -> Mode:
         """Return the mode by batch size, ON only where the KV pool has room for it."""

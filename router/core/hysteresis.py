@@ -20,12 +20,15 @@ class Move(StrEnum):
 class Hysteresis:
     """A latch: high above `up`, low at or below `down`, and in each state for at least `dwell`.
 
-    Between the thresholds it keeps its state. The first change is not held back by the dwell.
+    Between the thresholds it keeps its state. The first change is not held back by the dwell. With
+    `leaves_low_at_once` only the high state dwells: where the low one is ruinous above `up`, that
+    bounds the changes as well, to two a dwell.
     """
 
     up: float
     down: float
     dwell: float = 0.0
+    leaves_low_at_once: bool = False
     high: bool = False
     switches: int = 0
     _since: float | None = None
@@ -41,7 +44,8 @@ class Hysteresis:
         want = value > self.down if self.high else value > self.up
         if want == self.high:
             return Move.STAY
-        if self._since is not None and now - self._since < self.dwell:
+        held = self.high or not self.leaves_low_at_once
+        if held and self._since is not None and now - self._since < self.dwell:
             return Move.HELD
         self.high = want
         self._since = now

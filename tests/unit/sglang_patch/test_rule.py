@@ -25,9 +25,15 @@ def test_keeps_its_mode_between_the_thresholds() -> None:
     assert modes(rule, [6, 9, 6, 5, 6]) == [Mode.ON, Mode.OFF, Mode.OFF, Mode.ON, Mode.ON]
 
 
-def test_dwells_in_decode_steps() -> None:
+def test_off_dwells_in_decode_steps() -> None:
     rule = ThresholdRule(disable_above=8, enable_at=8, dwell_steps=3)
-    assert modes(rule, [9, 1, 1, 1, 9]) == [Mode.OFF] * 3 + [Mode.ON] * 2
+    assert modes(rule, [9, 1, 1, 1, 1]) == [Mode.OFF] * 3 + [Mode.ON] * 2
+
+
+def test_a_batch_that_grows_right_after_a_switch_to_on_is_off_at_once() -> None:
+    """Else every dwell would begin with ON steps of a full batch, each worth many OFF steps."""
+    rule = ThresholdRule(disable_above=8, enable_at=8, dwell_steps=3)
+    assert modes(rule, [9, 1, 1, 1, 200]) == [Mode.OFF] * 3 + [Mode.ON, Mode.OFF]
 
 
 def test_threshold_zero_never_speculates() -> None:
