@@ -1,14 +1,15 @@
-"""A progress bar, on a terminal only."""
+"""A progress bar, on a terminal only, and only if rich is installed."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 
 @contextmanager
 def bar(total: int) -> Iterator[Callable[[int, int], None]]:
     """Yield a function that takes the requests done and failed so far."""
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield lambda _done, _failed: None
         return
     from rich.console import Console

@@ -51,10 +51,10 @@ class Rule(Protocol):
 class ThresholdRule:
     """OFF above `disable_above` running requests, ON again at or below `enable_at`.
 
-    OFF lasts `dwell_steps` at least; ON ends at once, since an ON step of a full batch takes several
-    times as long as an OFF step. A step whose ON reservation does not fit is OFF
-    whatever the batch size, since it would make the engine retract requests; after such a step,
-    speculation waits for HEADROOM times its reservation.
+    OFF lasts `dwell_steps` at least; ON ends at once, since an ON step of a full batch takes
+    several times as long as an OFF step. A step whose ON reservation does not fit is OFF whatever
+    the batch size, since it would make the engine retract requests; after such a step, speculation
+    waits for HEADROOM times its reservation.
     """
 
     disable_above: int

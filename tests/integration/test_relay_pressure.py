@@ -115,25 +115,25 @@ async def test_giving_up_a_client_leaves_the_next_request_on_its_connection_alon
         await call.end()
 
     timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.5)
-    async with running(timeouts=timeouts) as rig:
-        rig.spec.script = whole
-        deaf = socket.socket()
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
-        deaf.connect(("127.0.0.1", rig.port))
-        deaf.sendall(request("POST", CHAT, BODY))
-        await until(lambda: rig.pools["spec"].idle_connections)
-        rig.spec.script = until_the_first_is_given_up
-        second = await rig.http.post(CHAT, content=BODY)
-        assert second.content.endswith(event("b") + DONE)
-        assert rig.spec.connections == 1
-        given_up, served = rig.observer.records
-        assert (given_up.outcome, given_up.error) == (
-            "client_disconnect",
-            "the client stopped reading",
-        )
-        assert served.outcome == "ok"
-        deaf.close()
-        await rig.settled()
+    with socket.socket() as deaf:  # left open by a failure, it would hold up the loop's end
+        async with running(timeouts=timeouts) as rig:
+            rig.spec.script = whole
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            deaf.connect(("127.0.0.1", rig.port))
+            deaf.sendall(request("POST", CHAT, BODY))
+            await until(lambda: rig.pools["spec"].idle_connections)
+            rig.spec.script = until_the_first_is_given_up
+            second = await rig.http.post(CHAT, content=BODY)
+            assert second.content.endswith(event("b") + DONE)
+            assert rig.spec.connections == 1
+            given_up, served = rig.observer.records
+            assert (given_up.outcome, given_up.error) == (
+                "client_disconnect",
+                "the client stopped reading",
+            )
+            assert served.outcome == "ok"
+            deaf.close()
+            await rig.settled()
 
 
 async def test_a_client_that_leaves_while_it_is_slow_stops_the_engine() -> None:
