@@ -11,12 +11,14 @@ help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(VENV)/ok: pyproject.toml
+	@echo "Setting up $(VENV): once, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 $(ENGINE)/ok: tests/engine/setup_env.sh tests/engine/requirements.txt pyproject.toml
+	@echo "Setting up $(ENGINE): once, a few minutes and 2.2 GB"
 	PYTHON=$(PYTHON) tests/engine/setup_env.sh $(ENGINE)
 	@touch $@
 
