@@ -10,12 +10,30 @@ import asyncio
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from router.dataplane.asgi import Send
 
 # And one read more, at most.
 HEAD_BYTES_MAX = 64 * 1024
 # Once closed, a connection gets this long for each 64 KiB or so that are still to be read.
 LINGER_S = 60.0
+
+
+def cycle_of(send: Send) -> RequestResponseCycle | None:
+    """Return uvicorn's response behind an ASGI `send`; None if it is another server's."""
+    cycle = getattr(send, "__self__", None)
+    return cycle if isinstance(cycle, RequestResponseCycle) else None
+
+
+def takes_chunks(cycle: RequestResponseCycle) -> bool:
+    """Tell whether `send` would just frame a chunk and write it at once. Called per chunk."""
+    return (
+        cycle.chunked_encoding is True
+        and not cycle.flow.write_paused
+        and not cycle.disconnected
+        and not cycle.response_complete
+    )
 
 
 class Inlet(HttpToolsProtocol):

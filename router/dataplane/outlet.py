@@ -3,8 +3,11 @@
 An ASGI server's `send` waits only if the client reads more slowly than we write. So it is run right
 from the callback that has the bytes, without a task; only if it waits is it handed, half run, to a
 task that sees it through, and reading from the engine is paused meanwhile. What is still to be sent
-is then at most what had been read. This uses nothing but the ASGI and coroutine protocols, so it
+is then at most what had been read. That uses nothing but the ASGI and coroutine protocols, so it
 holds for any server.
+
+On uvicorn a chunk that can be written at once is written, framed, past `send`: a tenth of what a
+chunk costs.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from router.dataplane.asgi import Headers, Message, Send
+from router.dataplane.inlet import cycle_of, takes_chunks
 
 
 class Source(Protocol):
@@ -42,6 +46,7 @@ class Outlet:
         "_backlog",
         "_chunk",
         "_clock",
+        "_cycle",
         "_send",
         "_source",
         "_task",
@@ -51,6 +56,7 @@ class Outlet:
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
+        self._cycle = cycle_of(send)
         self._clock = clock
         self._backlog: deque[Message] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -75,6 +81,10 @@ class Outlet:
         """
         if self._task is not None:
             self._backlog.append({"type": "http.response.body", "body": data, "more_body": True})
+            return
+        cycle = self._cycle
+        if cycle is not None and data and takes_chunks(cycle):
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
             return
         chunk = self._chunk
         chunk["body"] = data
