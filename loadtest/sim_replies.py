@@ -7,6 +7,7 @@ first token, as SGLang does it.
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -78,7 +79,7 @@ class Output:
         return {"type": "length", "length": self.ask.max_tokens}
 
 
-class Reply:
+class Reply(ABC):
     """What all shapes share: its outputs, and when the exchange is over."""
 
     def __init__(self, call: Call, channel: Channel, now: float) -> None:
@@ -92,11 +93,11 @@ class Reply:
         """Whether every sequence has ended."""
         return all(output.done for output in self.outputs)
 
+    @abstractmethod
     def progress(self, output: Output) -> None:
         """Take note that a step has advanced or ended this output."""
-        raise NotImplementedError
 
-    def resume(self) -> None:
+    def resume(self) -> None:  # noqa: B027  (a whole reply has nothing to do here)
         """Take note that the client reads again. Only a stream can have held something back."""
 
     def reject(self) -> None:

@@ -4,6 +4,7 @@ An event is three slices put together: what this output's chunks begin with, the
 No JSON is built per event, except for `/generate`, whose events repeat all that came before.
 """
 
+from abc import abstractmethod
 from typing import Any
 
 import orjson
@@ -76,8 +77,9 @@ class StreamReply(Reply):
         self.channel.event(b"data: [DONE]\n\n")
         self.channel.close_stream()
 
+    @abstractmethod
     def _write(self, output: Output) -> None:
-        raise NotImplementedError
+        """Send what is new of this output."""
 
     def _closing(self) -> bytes:
         """Return what comes between the last token and [DONE]."""

@@ -44,7 +44,7 @@ class Counts:
     """A counter with labels."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
-        self._describe = (name, documentation, None, labels)
+        self._name, self._documentation, self._labels = name, documentation, labels
         self._counts: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
     def add(self, labels: tuple[str, ...], by: float = 1) -> None:
@@ -53,8 +53,7 @@ class Counts:
 
     def collect(self) -> Metric:
         """Return the family for a scrape."""
-        name, documentation, _, labels = self._describe
-        family = CounterMetricFamily(name, documentation, labels=labels)
+        family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
         for values, count in self._counts.items():
             family.add_metric(values, count)
         return family
