@@ -67,12 +67,12 @@ class Relay:
         steering: Steering,
         ledger: Ledger,
         observer: Observer,
-        limits: RelayLimits | None = None,
+        limits: RelayLimits,
         *,
         admin_key: str | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._limits = limits or RelayLimits()
+        self._limits = limits
         self._upstreams = {upstream.spec.name: upstream for upstream in upstreams}
         self._steering = steering
         self._observer = observer
