@@ -8,7 +8,8 @@ start included.
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from loadtest.engine_model import Engine, Sequence
+from loadtest.engine_batch import Sequence
+from loadtest.engine_model import Engine
 from loadtest.engine_params import EngineParams, Rng
 
 PROMPT_TOKENS = 256

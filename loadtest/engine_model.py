@@ -14,6 +14,9 @@ what the running ones hold and NEW_TOKEN_RATIO of what they may still generate. 
 does not fit all the same, the requests with the fewest output tokens are retracted: back into the
 queue, to be prefilled again with what they have generated. Not modelled: prefix cache across
 requests, priorities, prefill mixed into decode steps.
+
+A step costs the same at any batch (engine_batch.py) for whoever does not ask what each request got
+(`end(each=False)`); and steps in which nothing ends may be taken as one (`begin(horizon_s)`).
 """
 
 from collections import deque
@@ -21,45 +24,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from loadtest.engine_batch import Batch, Sequence, State
 from loadtest.engine_params import REFERENCE_CONTEXT_TOKENS, DecodeMode, EngineParams, Rng
 
 # The share of the running requests' outstanding tokens that admission keeps free: between the 0.7
 # that SGLang's estimate starts from and the 0.1 that it decays to.
 NEW_TOKEN_RATIO = 0.4
-
-
-class State(Enum):
-    """Where a sequence stands."""
-
-    WAITING = "waiting"
-    PREFILL = "prefill"
-    RUNNING = "running"
-    FINISHED = "finished"
-    ABORTED = "aborted"
-
-
-@dataclass(slots=True, eq=False)
-class Sequence:
-    """One sequence to generate. `key` is the caller's; `cached_tokens` need no prefill."""
-
-    prompt_tokens: int
-    max_tokens: int
-    key: object = None
-    cached_tokens: int = 0
-    state: State = State.WAITING
-    output_tokens: int = 0
-    decode_steps: int = 0
-    retractions: int = 0
-    # The engine's own: prompt tokens in the cache so far, this request's chances, an abort that
-    # waits for the step.
-    prefilled_tokens: int = 0
-    chances: tuple[float, ...] = ()
-    aborting: bool = False
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens that attention reads: prompt and output."""
-        return self.prompt_tokens + self.output_tokens
 
 
 class Work(Enum):
@@ -71,7 +41,9 @@ class Work(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that has ended. `ended` are the sequences that finished or were aborted in it."""
+    """A step that has ended. `ended` are the sequences that finished or were aborted in it;
+    `emitted` is who got how many tokens, without those of decode steps if `each` was not asked for.
+    """
 
     work: Work
     duration_s: float
@@ -121,14 +93,18 @@ class Totals:
 
 @dataclass(slots=True)
 class _Pass:
-    """The step under way: the prefill chunks (sequence, tokens), or none for a decode step."""
+    """The step under way: the prefill chunks (sequence, tokens), or `steps` decode steps."""
 
     duration_s: float
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    steps: int = 0
 
 
 class Engine:
-    """The scheduler: a waiting queue, the running batch, the KV slots, and the step under way."""
+    """The scheduler: a waiting queue, the running batch, the KV slots, and the step under way.
+
+    `slowness` scales all times; a caller may change it between steps.
+    """
 
     def __init__(
         self,
@@ -143,12 +119,15 @@ class Engine:
         self.gpu.join(self)
         self.max_running_requests = max_running_requests or params.max_running_requests
         self.max_queued_requests = max_queued_requests
+        self.slowness = 1.0
         self.totals = Totals()
         self.kv_used_tokens = 0
-        self.running: list[Sequence] = []
+        self.running = Batch(params.decode.acceptance)
         self.waiting: deque[Sequence] = deque()
         self._partial: Sequence | None = None
         self._pass: _Pass | None = None
+        self._aborting: list[Sequence] = []
+        self._mode = params.decode
 
     @property
     def has_work(self) -> bool:
@@ -175,27 +154,44 @@ class Engine:
         if sequence.state is State.WAITING:
             self.waiting.remove(sequence)
             sequence.state = State.ABORTED
-        elif sequence.state in (State.PREFILL, State.RUNNING):
+        elif sequence.state in (State.PREFILL, State.RUNNING) and not sequence.aborting:
             sequence.aborting = True
+            self._aborting.append(sequence)
 
-    def begin(self) -> float | None:
-        """Start the next step; return its duration in seconds, None if there is nothing to do."""
+    def change(self, params: EngineParams) -> None:
+        """Go on as another model, as of the next step: the same requests, other luck."""
+        self.params = params
+        self._mode = params.decode
+        self.running.drafts = params.decode.acceptance
+        self.running.change_mode(params.decode.acceptance, new_luck=True)
+
+    def begin(self, horizon_s: float = 0.0) -> float | None:
+        """Start the next step; return its duration in seconds, None if there is nothing to do.
+
+        Decode steps in which nothing ends are taken together until one reaches `horizon_s` from
+        now: the caller's word that it will not submit, abort or look before.
+        """
         if self._pass is not None:
             raise RuntimeError("a step is under way")
         chunks = self._admit() if self.waiting or self._partial else []
+        slowdown = self.gpu.slowdown() * self.slowness
         if chunks:
             tokens = sum(tokens for _, tokens in chunks)
             duration_s = self.params.prefill_pass_s + self.params.prefill_token_s * tokens
+            self._pass = _Pass(duration_s * slowdown, chunks)
         elif self.running:
+            mode = self._decide()
+            if mode is not self._mode:
+                self._mode = mode
+                self.running.change_mode(mode.acceptance)
             self._retract_until_the_step_fits()
-            duration_s = self._decode_s()
+            duration_s, steps = self._decode_s(horizon_s / slowdown)
+            self._pass = _Pass(duration_s * slowdown, steps=steps)
         else:
             return None
-        duration_s *= self.gpu.slowdown()
-        self._pass = _Pass(duration_s, chunks)
-        return duration_s
+        return self._pass.duration_s
 
-    def end(self, rng: Rng) -> Step:
+    def end(self, rng: Rng, *, each: bool = True) -> Step:
         """Apply the step that `begin` started."""
         if self._pass is None:
             raise RuntimeError("no step is under way")
@@ -205,20 +201,40 @@ class Engine:
         if current.chunks:
             self._end_prefill(current.chunks, rng, emitted, ended)
             return Step(Work.PREFILL, current.duration_s, emitted, ended)
-        self._end_decode(rng, emitted, ended)
+        self.running.plan_anew(rng)
+        if self._aborting:
+            self._end_aborted(ended)
+        if each:
+            emitted += self.running.next_yields()
+        self._end_decode(current.steps, ended)
         return Step(Work.DECODE, current.duration_s, emitted, ended)
 
-    def _mode(self) -> DecodeMode:
+    def _decide(self) -> DecodeMode:
         """Return how the next step decodes. An engine that changes its mode decides here."""
-        return self.params.decode
+        return self._mode
 
-    def _decode_s(self) -> float:
+    def _decode_s(self, horizon_s: float) -> tuple[float, int]:
+        """Return the duration of the next decode steps, and how many: one, or up to the horizon."""
         batch = len(self.running)
-        reference_s = self._mode().step_s(batch)
-        context = sum(sequence.prompt_tokens + sequence.output_tokens for sequence in self.running)
-        extra_s = self.params.kv_token_s * (context - batch * REFERENCE_CONTEXT_TOKENS)
+        token_s = self.params.kv_token_s
+        reference_s = self._mode.step_s(batch)
         # A context shorter than the reference saves reading KV, but a step does more than that.
-        return max(reference_s + extra_s, reference_s / 2)
+        least_s = reference_s / 2
+        context = self._running_context_tokens()
+        fixed_s = reference_s - token_s * batch * REFERENCE_CONTEXT_TOKENS
+        duration_s = max(fixed_s + token_s * context, least_s)
+        steps = 1
+        if duration_s >= horizon_s or self._aborting:
+            return duration_s, steps
+        room = self.params.kv_tokens - self.kv_used_tokens - batch * self._mode.step_slots
+        for tokens in self.running.quiet_yields():
+            room -= tokens
+            if room < 0 or duration_s >= horizon_s:
+                break
+            context += tokens
+            duration_s += max(fixed_s + token_s * context, least_s)
+            steps += 1
+        return duration_s, steps
 
     def _admit(self) -> list[tuple[Sequence, int]]:
         """Take sequences off the queue in order, as far as places, KV and the pass's tokens go."""
@@ -248,24 +264,29 @@ class Engine:
             self._partial = sequence if take < left else None
         return chunks
 
+    def _running_context_tokens(self) -> int:
+        partial = self._partial
+        return self.kv_used_tokens - (partial.prefilled_tokens if partial else 0)
+
     def _held_tokens(self) -> float:
         """KV slots in use, and those that admission leaves to the sequences already in."""
         partial = self._partial
-        outstanding = sum(sequence.max_tokens - sequence.output_tokens for sequence in self.running)
+        outstanding = self.running.longest_tokens - self._running_context_tokens()
         held = self.kv_used_tokens + NEW_TOKEN_RATIO * outstanding
         if partial is not None:
             held += partial.prompt_tokens + partial.max_tokens - partial.prefilled_tokens
         return held
 
     def _retract_until_the_step_fits(self) -> None:
-        step_slots = self._mode().step_slots
+        step_slots = self._mode.step_slots
         room = self.params.kv_tokens
         if self.kv_used_tokens + len(self.running) * step_slots <= room:
             return
         # Those that are being aborted leave with this step anyway.
+        got = self.running.output_tokens
         victims = sorted(
             (sequence for sequence in self.running if not sequence.aborting),
-            key=lambda sequence: (-sequence.output_tokens, sequence.prompt_tokens),
+            key=lambda sequence: (-got(sequence), sequence.prompt_tokens),
         )
         while len(victims) > 1 and self.kv_used_tokens + len(self.running) * step_slots > room:
             victim = victims.pop()
@@ -283,7 +304,6 @@ class Engine:
         emitted: list[tuple[Sequence, int]],
         ended: list[Sequence],
     ) -> None:
-        acceptance = self._mode().acceptance
         self.totals.prefill_passes += 1
         for sequence, tokens in chunks:
             sequence.prefilled_tokens += tokens
@@ -292,12 +312,11 @@ class Engine:
             if sequence.aborting:
                 if self._partial is sequence:
                     self._partial = None
+                self._aborting.remove(sequence)
                 self._leave(sequence, State.ABORTED, sequence.prefilled_tokens, ended)
                 continue
             if sequence is self._partial:
                 continue
-            if acceptance is not None and not sequence.chances:
-                sequence.chances = acceptance.draw(rng)
             if sequence.output_tokens < sequence.max_tokens:
                 sequence.output_tokens += 1
                 self.kv_used_tokens += 1
@@ -306,44 +325,25 @@ class Engine:
             if sequence.output_tokens >= sequence.max_tokens:
                 self._leave(sequence, State.FINISHED, sequence.context_tokens, ended)
             else:
-                sequence.state = State.RUNNING
-                self.running.append(sequence)
+                self.running.add(sequence, rng)
 
-    def _end_decode(
-        self, rng: Rng, emitted: list[tuple[Sequence, int]], ended: list[Sequence]
-    ) -> None:
-        acceptance = self._mode().acceptance
-        draw = rng.random
-        decoded = 0
-        for sequence in self.running:
-            if sequence.aborting:
-                self._leave(sequence, State.ABORTED, sequence.context_tokens, ended)
-                continue
-            tokens = 1
-            if acceptance is not None:
-                luck = draw()
-                for chance in sequence.chances:
-                    if luck >= chance:
-                        break
-                    tokens += 1
-            left = sequence.max_tokens - sequence.output_tokens
-            tokens = min(tokens, left)
-            sequence.output_tokens += tokens
-            sequence.decode_steps += 1
-            decoded += tokens
-            emitted.append((sequence, tokens))
-            if tokens == left:
-                self._leave(sequence, State.FINISHED, sequence.context_tokens, ended)
-        self.kv_used_tokens += decoded
+    def _end_aborted(self, ended: list[Sequence]) -> None:
+        for sequence in [s for s in self._aborting if s.state is State.RUNNING]:
+            self._aborting.remove(sequence)
+            self.running.remove(sequence)
+            self._leave(sequence, State.ABORTED, sequence.context_tokens, ended)
+
+    def _end_decode(self, steps: int, ended: list[Sequence]) -> None:
         totals = self.totals
-        totals.decode_steps += 1
-        totals.sequence_steps += len(emitted)
+        batch = len(self.running)
+        decoded, last = self.running.step(steps)
+        self.kv_used_tokens += decoded
+        totals.decode_steps += steps
+        totals.sequence_steps += batch * steps
         totals.decoded_tokens += decoded
         totals.output_tokens += decoded
-        if ended:
-            self.running = [
-                sequence for sequence in self.running if sequence.state is State.RUNNING
-            ]
+        for sequence in last:
+            self._leave(sequence, State.FINISHED, sequence.context_tokens, ended)
 
     def _leave(
         self, sequence: Sequence, state: State, held_tokens: int, ended: list[Sequence]

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from itertools import count
 
+from loadtest.engine_batch import Sequence as EngineSequence
 from loadtest.engine_model import Engine, Gpu
-from loadtest.engine_model import Sequence as EngineSequence
 from loadtest.engine_params import EngineParams
 from loadtest.pacing import ClosedLoop
 from loadtest.workload import Workload

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loadtest.engine_model import Engine, QueueFullError, Sequence, State, Step, Work
+from loadtest.engine_batch import Sequence, State
+from loadtest.engine_model import Engine, QueueFullError, Step, Work
 from loadtest.engine_params import Rng
 from loadtest.sim_metrics import Metrics
 from loadtest.sim_replies import Output, Reply

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from loadtest.engine_model import Sequence, State
+from loadtest.engine_batch import Sequence, State
 from loadtest.sim_requests import Api, Ask, Call, RefusedError, flat_error
 from loadtest.sim_text import tape
 

@@ -1,6 +1,6 @@
 """Where requests go, and the part of their head that stays the same."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 
@@ -9,7 +9,7 @@ class Target:
     """A base URL and the head of every request to it, all but its content length."""
 
     url: str
-    fixed_head: bytes
+    fixed_head: bytes = field(repr=False)  # it holds the key
 
     @classmethod
     def parse(cls, url: str, path: str, api_key: str | None = None) -> "Target":

@@ -6,7 +6,10 @@ of different policies take the same requests in the same order.
 
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
 from typing import Protocol
 
 # Short common words: most tokenizers count each, with its space, as one token.
@@ -25,13 +28,14 @@ class Ask:
     index: int
     prompt_tokens: int
     output_tokens: int
+    turn: int = 0
 
 
 class Lengths(Protocol):
     """A source of lengths."""
 
-    def draw(self, rng: random.Random) -> tuple[int, int]:
-        """Return prompt and output tokens of one request."""
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:
+        """Return prompt and output tokens of request number `index`."""
         ...
 
 
@@ -42,9 +46,29 @@ class Fixed:
     prompt_tokens: int
     output_tokens: int
 
-    def draw(self, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002 - the protocol's signature
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002
         """Return the two fixed lengths."""
         return self.prompt_tokens, self.output_tokens
+
+
+class Length(Protocol):
+    """A distribution of one length."""
+
+    def draw(self, rng: random.Random) -> int:
+        """Return one length, in tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Any whole length from `low` to `high`; the same one if they are equal."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        """Return one length."""
+        return rng.randint(self.low, self.high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,29 @@ class Lognormal:
     def draw(self, rng: random.Random) -> int:
         """Return one length of at least 4 tokens."""
         return min(max(round(self.median * rng.lognormvariate(0.0, self.sigma)), 4), self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Prompt and output lengths drawn each by itself."""
+
+    prompt: Length
+    output: Length
+
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002
+        """Draw both lengths."""
+        return self.prompt.draw(rng), self.output.draw(rng)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The lengths of a trace, in its order, over and over."""
+
+    pairs: tuple[tuple[int, int], ...] = field(repr=False)
+
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002
+        """Return the lengths of line `index`."""
+        return self.pairs[index % len(self.pairs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +122,7 @@ class Mix:
 
     kinds: tuple[Kind, ...]
 
-    def draw(self, rng: random.Random) -> tuple[int, int]:
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002
         """Choose a kind, then both of its lengths."""
         kind = rng.choices(self.kinds, [kind.share for kind in self.kinds])[0]
         return kind.prompt.draw(rng), kind.output.draw(rng)
@@ -92,34 +139,139 @@ CHAT_MIX = Mix(
 )
 
 
+class Api(StrEnum):
+    """The APIs that generate, by their paths."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    GENERATE = "/generate"
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A real conversation: what the user says in each turn, and the answers' lengths where known.
+
+    `output_tokens` has an entry for each turn, None where the file says nothing of it.
+    """
+
+    turns: tuple[str, ...]
+    output_tokens: tuple[int | None, ...]
+    system: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Text that many requests begin with: one of `count` prefixes of `tokens` each, in turn."""
+
+    tokens: int
+    count: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The numbered requests of a run, all following from `seed`."""
+    """The numbered conversations of a run, all following from `seed`; most have one turn.
+
+    Prompts are made to their lengths, or taken from `conversations`, over and over. A prompt is its
+    prefix, if any, and then as many tokens as its length says.
+    """
 
     model: str
     lengths: Lengths
     seed: int
     ignore_eos: bool = True
     extra: dict[str, object] = field(default_factory=dict)
+    api: Api = Api.CHAT
+    turns: int = 1
+    prefix: SharedPrefix | None = None
+    conversations: tuple[Conversation, ...] = field(default=(), repr=False)
 
-    def ask(self, index: int) -> Ask:
-        """Return what request number `index` asks for."""
-        return Ask(index, *self.lengths.draw(self._rng(index, "lengths")))
+    def turns_of(self, index: int) -> int:
+        """Return how many turns conversation number `index` has."""
+        if not self.conversations:
+            return self.turns
+        return min(len(self._conversation(index).turns), self.turns)
 
-    def body(self, ask: Ask) -> bytes:
-        """Return the streaming chat request as JSON; its last event carries the usage."""
-        words = self._rng(ask.index, "words").choices(_WORDS, k=ask.prompt_tokens)
-        request: dict[str, object] = {
+    def ask(self, index: int, turn: int = 0) -> Ask:
+        """Return what a turn of conversation number `index` asks for.
+
+        A real prompt's length is the usual four bytes a token: a guess.
+        """
+        purpose = f"lengths/{turn}" if turn else "lengths"
+        prompt_tokens, output_tokens = self.lengths.draw(index, self._rng(index, purpose))
+        if self.conversations:
+            real = self._conversation(index)
+            prompt_tokens = max(len(real.turns[turn].encode()) // 4, 1)
+            output_tokens = real.output_tokens[turn] or output_tokens
+        return Ask(index, prompt_tokens, output_tokens, turn)
+
+    def prompt(self, ask: Ask) -> str:
+        """Return what the user says in this turn."""
+        if self.conversations:
+            return self._conversation(ask.index).turns[ask.turn]
+        purpose = f"words/{ask.turn}" if ask.turn else "words"
+        return " ".join(self._rng(ask.index, purpose).choices(_WORDS, k=ask.prompt_tokens))
+
+    def body(self, ask: Ask, history: Sequence[tuple[str, str]] = ()) -> bytes:
+        """Return the streaming request as JSON; `history` is what was said before, and answered.
+
+        Its last event carries the usage.
+        """
+        system, prompt = self._system(ask.index), self.prompt(ask)
+        if self.api is Api.CHAT:
+            request = self._openai(ask) | {"messages": _messages(system, history, prompt)}
+        else:
+            said = [text for turn in history for text in turn]
+            text = "\n".join([*([system] if system else []), *said, prompt])
+            if self.api is Api.COMPLETIONS:
+                request = self._openai(ask) | {"prompt": text}
+            else:
+                request = self._generate(ask) | {"text": text}
+        return json.dumps(request | self.extra).encode()
+
+    def _openai(self, ask: Ask) -> dict[str, object]:
+        return {
             "model": self.model,
-            "messages": [{"role": "user", "content": " ".join(words)}],
             "max_tokens": ask.output_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
+        } | ({"ignore_eos": True} if self.ignore_eos else {})
+
+    def _generate(self, ask: Ask) -> dict[str, object]:
+        sampling = {
+            "max_new_tokens": ask.output_tokens,
+            "temperature": 0,
+            "ignore_eos": self.ignore_eos,
         }
-        if self.ignore_eos:
-            request["ignore_eos"] = True
-        return json.dumps(request | self.extra).encode()
+        return {"stream": True, "sampling_params": sampling}
+
+    def _system(self, index: int) -> str | None:
+        own = self._conversation(index).system if self.conversations else None
+        if self.prefix is None:
+            return own
+        shared = _prefix(self.seed, index % self.prefix.count, self.prefix.tokens)
+        return shared if own is None else f"{shared} {own}"
+
+    def _conversation(self, index: int) -> Conversation:
+        return self.conversations[index % len(self.conversations)]
 
     def _rng(self, index: int, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{index}/{purpose}")  # noqa: S311 - load, not secrets
+
+
+@lru_cache(maxsize=64)
+def _prefix(seed: int, number: int, tokens: int) -> str:
+    rng = random.Random(f"{seed}/{number}/prefix")  # noqa: S311 - load, not secrets
+    return " ".join(rng.choices(_WORDS, k=tokens))
+
+
+def _messages(
+    system: str | None, history: Sequence[tuple[str, str]], prompt: str
+) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for said, answered in history:
+        messages += [
+            {"role": "user", "content": said},
+            {"role": "assistant", "content": answered},
+        ]
+    return [*messages, {"role": "user", "content": prompt}]

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.engine_model import Engine, Gpu, QueueFullError, Sequence, State, Step, Work
+from loadtest.engine_batch import Sequence, State
+from loadtest.engine_model import Engine, Gpu, QueueFullError, Step, Work
 from loadtest.engine_params import Acceptance, DecodeMode, EngineParams
 
 PLAIN = EngineParams(
@@ -288,3 +289,43 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
     assert emitted(1) == emitted(1)
     assert emitted(1) != emitted(2)
+
+
+@pytest.mark.parametrize("params", [PLAIN, TREE], ids=["plain", "tree"])
+@pytest.mark.parametrize("horizon_s", [0.05, 1e9])
+def test_steps_taken_together_are_those_taken_one_by_one(
+    params: EngineParams, horizon_s: float
+) -> None:
+    def ends(horizon_s: float, each: bool) -> list[tuple[float, int]]:
+        engine = Engine(replace(params, kv_token_s=1e-6))
+        rng, found, now_s = random.Random(4), [], 0.0
+        for output in (40, 55, 90, 200):
+            engine.submit(Sequence(10, output, key=output))
+        while (duration_s := engine.begin(horizon_s)) is not None:
+            now_s += duration_s
+            for sequence in engine.end(rng, each=each).ended:
+                found.append((round(now_s, 9), sequence.output_tokens))
+        assert engine.kv_used_tokens == 0
+        return found
+
+    assert ends(horizon_s, each=False) == ends(0.0, each=True)
+
+
+def test_a_change_of_model_keeps_every_token_and_takes_its_effect(rng: random.Random) -> None:
+    engine = Engine(TREE)
+    (sequence,) = submit(engine, 1, output=600)
+    for _ in range(100):
+        step_of(engine, rng)
+    before = sequence.output_tokens
+    engine.change(replace(TREE, decode=replace(TREE.decode, acceptance=Acceptance(1.0, longest=3))))
+    rest = run(engine, rng)
+    assert len(rest) == 600 - before
+    assert engine.totals.output_tokens == sequence.output_tokens == 600
+
+
+def test_slowness_scales_every_step(rng: random.Random) -> None:
+    engine = Engine(PLAIN)
+    engine.slowness = 1.8
+    submit(engine, 1)
+    assert step_of(engine, rng).duration_s == pytest.approx(1.8 * 0.015)
+    assert step_of(engine, rng).duration_s == pytest.approx(1.8 * 0.010)

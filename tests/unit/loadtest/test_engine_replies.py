@@ -7,7 +7,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from loadtest.engine_model import State
+from loadtest.engine_batch import State
 from loadtest.sim_driver import SLIP_S, Lag
 from loadtest.sim_metrics import Histogram
 from loadtest.sim_replies import Reply

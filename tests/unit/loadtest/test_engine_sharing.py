@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-from loadtest.engine_model import Engine, Gpu, Sequence
+from loadtest.engine_batch import Sequence
+from loadtest.engine_model import Engine, Gpu
 from loadtest.engines import ENGINES
 
 TOKENS = 256
