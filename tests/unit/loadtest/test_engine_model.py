@@ -303,8 +303,8 @@ def test_steps_taken_together_are_those_taken_one_by_one(
             engine.submit(Sequence(10, output, key=output))
         while (duration_s := engine.begin(horizon_s)) is not None:
             now_s += duration_s
-            for sequence in engine.end(rng, each=each).ended:
-                found.append((round(now_s, 9), sequence.output_tokens))
+            ended = engine.end(rng, each=each).ended
+            found += [(round(now_s, 9), sequence.output_tokens) for sequence in ended]
         assert engine.kv_used_tokens == 0
         return found
 
