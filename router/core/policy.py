@@ -8,6 +8,7 @@ belongs on a speculating server, a measured crossover goes in unchanged, and K =
     split           the first K to spec, the rest to base: the strong fixed rule on disjoint GPUs
     least-inflight  the fewest sequences, whatever the role
     spec-only, base-only
+    marginal        learnt: where it slows tokens least (marginal.py)
 
 If no server of the wanted role can take the request, the other role does: a decision, not an error.
 """
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from router.core.hysteresis import Hysteresis, Move
-from router.core.types import Decision, Policy, Reason, RequestShape, Role, ServerLoad
+from router.core.learner import Learner
+from router.core.marginal import MarginalPolicy
+from router.core.types import Decision, Objective, Policy, Reason, RequestShape, Role, ServerLoad
 
 DEFAULT_THRESHOLD = 8
 DEFAULT_DWELL_S = 1.0
@@ -165,15 +168,25 @@ class ThresholdPolicy(_RolePolicy):
         return Role.SPEC, Reason.BELOW_THRESHOLD
 
 
-_Maker = Callable[[int, int | None, float], Policy]
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What policies are made of; each takes what it has a use for."""
 
-_MAKERS: Mapping[str, _Maker] = MappingProxyType(
+    threshold: int
+    threshold_down: int | None
+    dwell_s: float
+    learner: Learner | None
+    objective: Objective
+
+
+_MAKERS: Mapping[str, Callable[[_Settings], Policy]] = MappingProxyType(
     {
-        "threshold": ThresholdPolicy,
-        "spec-only": lambda *_: FixedPolicy(Role.SPEC),
-        "base-only": lambda *_: FixedPolicy(Role.BASE),
-        "least-inflight": lambda *_: LeastInflightPolicy(),
-        "split": lambda threshold, *_: SplitPolicy(threshold),
+        "threshold": lambda s: ThresholdPolicy(s.threshold, s.threshold_down, s.dwell_s),
+        "spec-only": lambda _: FixedPolicy(Role.SPEC),
+        "base-only": lambda _: FixedPolicy(Role.BASE),
+        "least-inflight": lambda _: LeastInflightPolicy(),
+        "split": lambda s: SplitPolicy(s.threshold),
+        "marginal": lambda s: MarginalPolicy(s.learner or Learner(), s.objective),
     }
 )
 POLICIES: tuple[str, ...] = tuple(_MAKERS)
@@ -185,8 +198,13 @@ def make_policy(
     threshold: int = DEFAULT_THRESHOLD,
     threshold_down: int | None = None,
     dwell_s: float = DEFAULT_DWELL_S,
+    learner: Learner | None = None,
+    objective: Objective = Objective.SUMMED,
 ) -> Policy:
     """Make the policy called `name`. A policy ignores the settings that it has no use for.
+
+    `marginal` decides by what `learner` knows, which also holds the layout; the caller gives the
+    same learner to `Steering`, which feeds it. Without one nothing is ever learnt.
 
     ValueError, with a message for the user, on an unknown name or contradictory settings.
     """
@@ -194,4 +212,4 @@ def make_policy(
         raise ValueError(f"unknown policy {name!r}, known: {', '.join(POLICIES)}")
     if threshold < 0:
         raise ValueError(f"threshold must not be negative, not {threshold}")
-    return _MAKERS[name](threshold, threshold_down, dwell_s)
+    return _MAKERS[name](_Settings(threshold, threshold_down, dwell_s, learner, objective))

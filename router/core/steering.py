@@ -4,6 +4,9 @@ A server can take a request if it is up, is not excluded (it has just failed thi
 its context holds prompt and answer. Two exceptions do the least harm: if no server is up, those
 that merely answer no probes are tried; if the request fits nowhere, it is sent as if it fitted,
 because the engine's own error is the honest answer. The policy then chooses among these candidates.
+
+Four times a second or so the caller brings each server's output tokens (`observe`), which with the
+ledger's integrals make the windows that the learner learns from.
 """
 
 from collections import deque
@@ -11,8 +14,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from router.core.health import HealthState, ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
-from router.core.types import Decision, Policy, Reason, RequestShape, ServerLoad, ServerSpec
+from router.core.types import (
+    Decision,
+    EngineReport,
+    Policy,
+    Reason,
+    RequestShape,
+    ServerLoad,
+    ServerSpec,
+)
+from router.core.windows import WindowCutter
 
 RECENT_MAX = 256
 
@@ -36,14 +49,17 @@ class Steering:
         ledger: Ledger,
         health: Mapping[str, ServerHealth],
         recent_max: int = RECENT_MAX,
+        learner: Learner | None = None,
     ) -> None:
         missing = [server.name for server in servers if server.name not in health]
         if missing:
             raise ValueError(f"no health for: {', '.join(missing)}")
         self.policy = policy
         self.recent: deque[DecisionRecord] = deque(maxlen=recent_max)
+        self.learner = learner
         self._ledger = ledger
         self._health = health
+        self._cutters = {server.name: WindowCutter() for server in servers}
 
     def decide(
         self, shape: RequestShape, now: float, exclude: Collection[str] = frozenset()
@@ -59,6 +75,28 @@ class Steering:
             decision = replace(decision, reason=Reason.CONTEXT_LENGTH)
         self.recent.append(DecisionRecord(now, decision, loads))
         return decision
+
+    def observe(self, now: float, output_tokens: Mapping[str, float]) -> None:
+        """Learn from what has happened since the last call. Called about every 0.25 s.
+
+        `output_tokens` are each server's cumulative output tokens, those of streams under way
+        included; a server that is missing is not looked at.
+        """
+        if self.learner is None:
+            return
+        for name, cutter in self._cutters.items():
+            if name not in output_tokens:
+                continue
+            totals = self._ledger.totals(name, now)
+            sequences = self._ledger.load(name).sequences
+            window = cutter.cut(now, totals, output_tokens[name], sequences)
+            if window is not None:
+                self.learner.observe(name, window, self._ledger.take_ttft_samples(name))
+
+    def engine_reported(self, name: str, now: float, report: EngineReport) -> None:
+        """Take what an engine says of itself: its own counts, and its switch if it has one."""
+        if self.learner is not None:
+            self.learner.engine_reported(name, now, report)
 
     def _able(self, loads: Sequence[ServerLoad], exclude: Collection[str]) -> list[ServerLoad]:
         for state in (HealthState.UP, HealthState.UNRESPONSIVE):

@@ -20,6 +20,14 @@ class Layout(StrEnum):
     DISJOINT = "disjoint"
 
 
+class Objective(StrEnum):
+    """What the learnt policy makes small: summed time per token, lost token rate, or own time."""
+
+    SUMMED = "summed"
+    RATE = "rate"
+    LATENCY = "latency"
+
+
 class Phase(StrEnum):
     """Where a request stands: before its first token, or after it."""
 
@@ -50,6 +58,12 @@ class Reason(StrEnum):
     SPLIT = "split"
     ONLY_SERVER = "only_server"
     CONTEXT_LENGTH = "context_length"
+    MARGINAL = "marginal"
+    UNMEASURED = "unmeasured"
+    EXPLORE = "explore"
+    AFFINITY = "affinity"
+    STAY = "stay"
+    SWITCH = "switch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +82,15 @@ class RequestShape:
 
     `sequences` is n times the number of prompts; `prompt_tokens` is summed over the prompts and is
     an estimate where only text was given; `max_tokens` is per sequence, None if the client set no
-    limit; `longest_prompt_tokens` is None where there is one prompt.
+    limit; `longest_prompt_tokens` is None where there is one prompt; `session` is a hash that the
+    requests of one conversation share.
     """
 
     sequences: int = 1
     prompt_tokens: int = 0
     max_tokens: int | None = None
     longest_prompt_tokens: int | None = None
+    session: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,41 @@ class Decision:
 
     server: str
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """What a patched engine says of its own switch. `threshold` is the highest batch that it still
+    speculates at, `enable_threshold` the batch at which it starts again; None: not told.
+    """
+
+    state: str
+    mode: str
+    threshold: int | None = None
+    enable_threshold: int | None = None
+    off_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """An engine's own counts at one moment: sequences, and tokens since it started. None: not told.
+
+    Sequences of other clients are in them, which the router's own count cannot know.
+    """
+
+    running: int | None = None
+    queued: int | None = None
+    generated_tokens_total: int | None = None
+    switch: SwitchReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value, and the bounds that it lies between with about 95% confidence."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Policy(Protocol):

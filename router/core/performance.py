@@ -1,0 +1,216 @@
+"""One server's time per output token as a curve over its sequences in flight, learnt from windows.
+
+Levels are remembered in half-octave buckets of load, so that what was seen at 4 sequences says
+little about 64. A straight line a + b n through the buckets, fitted in relative error with a weak
+prior of b = `slope_prior` * a, gives slope and extrapolation; each bucket then pulls the line
+towards its own level by w / (w + `residual_weight`). Levels never fall with load: buckets that do
+are averaged (pool adjacent violators).
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from router.core.tuning import Tuning
+from router.core.types import Estimate
+
+# The relative noise of one window until it is measured, and the pace of the measurement.
+NOISE_PRIOR = 0.05
+_NOISE_PACE = 0.05
+# The prior slope counts as so many windows.
+_PRIOR_WEIGHT = 0.3
+# A slope may take at most this share of the level: the line passes above zero at no load.
+_SLOPE_SHARE_MAX = 0.98
+_SEQUENCES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A level that was seen: `seconds` per token at so many `sequences`, worth `weight` windows."""
+
+    sequences: float
+    seconds: float
+    weight: float
+
+
+@dataclass(slots=True)
+class _Bucket:
+    sequences: float
+    seconds: float
+    weight: float
+    at: float
+
+
+def _bucket(sequences: float) -> int:
+    return round(2 * math.log2(max(sequences, 1.0)))
+
+
+class Curve:
+    """Time per output token by sequences in flight. All times in seconds."""
+
+    def __init__(self, tuning: Tuning, points: Iterable[Point] = (), now: float = 0.0) -> None:
+        self._tuning = tuning
+        self._buckets: dict[int, _Bucket] = {}
+        self._off: list[float] = []
+        self.changes = 0
+        self.windows = 0
+        self.noise = NOISE_PRIOR
+        self._base = self._slope = 0.0
+        self._loads: list[float] = []
+        self._residuals: list[float] = []
+        for point in points:
+            self._remember(now, point.sequences, point.seconds, point.weight)
+        self._fit()
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was seen or given."""
+        return bool(self._buckets)
+
+    def observe(self, now: float, sequences: float, seconds: float, weight: float) -> None:
+        """Take a window's mean time per token at its mean load."""
+        if not (0 < sequences <= _SEQUENCES_MAX and 0 < seconds < math.inf and weight > 0):
+            return
+        self.windows += 1
+        self._detect_change(sequences, seconds)
+        self._remember(now, sequences, seconds, weight)
+        self._fit()
+
+    def seconds(self, sequences: float) -> float:
+        """Return the estimate at a load. Meaningless while nothing is known."""
+        return (self._base + self._slope * sequences) * (1 + self._residual(sequences))
+
+    def slope(self, sequences: float) -> float:
+        """Return by how much one more sequence slows every token."""
+        if self._tuning.pooled_slope:
+            slope = self._slope
+        else:
+            slope = self.seconds(sequences + 1) - self.seconds(sequences)
+        return min(max(slope, 0.0), _SLOPE_SHARE_MAX * self.seconds(sequences) / sequences)
+
+    def weight(self, sequences: float) -> float:
+        """Return how many windows stand behind the estimate: less with each half octave away."""
+        here = _bucket(sequences)
+        return max((b.weight * 0.25 ** abs(k - here) for k, b in self._buckets.items()), default=0)
+
+    def optimistic(self, sequences: float) -> float:
+        """Return the estimate less what ignorance is worth."""
+        share = self._tuning.optimism / math.sqrt(self.weight(sequences) + 0.1)
+        return self.seconds(sequences) * (1 - min(share, 3 * self._tuning.optimism))
+
+    def estimate(self, sequences: float) -> Estimate:
+        """Return the estimate with its band."""
+        value = self.seconds(sequences)
+        share = 1.96 * self.noise / math.sqrt(self.weight(sequences) + 0.05)
+        return Estimate(value, value * max(0.0, 1 - share), value * (1 + share))
+
+    def points(self) -> list[Point]:
+        """Return what is remembered, by ascending load."""
+        return [
+            Point(bucket.sequences, bucket.seconds, bucket.weight)
+            for _, bucket in sorted(self._buckets.items())
+        ]
+
+    def _detect_change(self, sequences: float, seconds: float) -> None:
+        """Rescale all levels when windows in a row are off by more than the noise, on one side."""
+        if self.weight(sequences) < 0.25:
+            return
+        off = seconds / self.seconds(sequences) - 1
+        self.noise += _NOISE_PACE * (min(abs(off), 0.3) * 1.25 - self.noise)
+        limit = self._tuning.change_share
+        if abs(off) <= limit or (self._off and (self._off[-1] > 0) != (off > 0)):
+            self._off = []
+        if abs(off) <= limit:
+            return
+        self._off.append(off)
+        if len(self._off) < self._tuning.change_windows:
+            return
+        ratio = 1 + sum(self._off) / len(self._off)
+        for bucket in self._buckets.values():
+            bucket.seconds *= ratio
+            bucket.weight = min(bucket.weight, 2.0)
+        self._off = []
+        self.changes += 1
+
+    def _remember(self, now: float, sequences: float, seconds: float, weight: float) -> None:
+        key = _bucket(sequences)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            self._buckets[key] = _Bucket(sequences, seconds, weight, now)
+            return
+        kept = bucket.weight * math.exp(-max(0.0, now - bucket.at) / self._tuning.memory_s)
+        gain = weight / (kept + weight)
+        bucket.sequences += gain * (sequences - bucket.sequences)
+        bucket.seconds += gain * (seconds - bucket.seconds)
+        bucket.weight = min(kept + weight, self._tuning.weight_max)
+        bucket.at = now
+
+    def _fit(self) -> None:
+        points = self.points()
+        if not points:
+            return
+        self._base, self._slope = _line(points, self._tuning.slope_prior)
+        levels = _never_falling(points)
+        half = self._tuning.residual_weight if self._tuning.pooled_slope else 0.0
+        self._loads = [point.sequences for point in points]
+        self._residuals = [
+            (level / (self._base + self._slope * point.sequences) - 1)
+            * point.weight
+            / (point.weight + half)
+            for level, point in zip(levels, points, strict=True)
+        ]
+
+    def _residual(self, sequences: float) -> float:
+        loads, residuals = self._loads, self._residuals
+        at = bisect_left(loads, sequences)
+        if at == 0:
+            return residuals[0]
+        if at == len(loads):
+            return residuals[-1]
+        share = (sequences - loads[at - 1]) / (loads[at] - loads[at - 1])
+        return residuals[at - 1] + share * (residuals[at] - residuals[at - 1])
+
+
+def _line(points: Sequence[Point], slope_prior: float) -> tuple[float, float]:
+    """Fit a + b n in relative error: each point says a / T + b n / T = 1, the prior b = prior a."""
+    aa = ab = bb = ya = yb = 0.0
+    for point in points:
+        u, v, w = 1 / point.seconds, point.sequences / point.seconds, point.weight
+        aa += w * u * u
+        ab += w * u * v
+        bb += w * v * v
+        ya += w * u
+        yb += w * v
+    last = points[-1]
+    scale = last.sequences / last.seconds
+    aa += _PRIOR_WEIGHT * (slope_prior * scale) ** 2
+    ab -= _PRIOR_WEIGHT * slope_prior * scale * scale
+    bb += _PRIOR_WEIGHT * scale * scale
+    determinant = aa * bb - ab * ab
+    if determinant <= 1e-12 * aa * bb:
+        base = points[0].seconds / (1 + slope_prior * points[0].sequences)
+        return base, slope_prior * base
+    base = (ya * bb - yb * ab) / determinant
+    slope = (aa * yb - ab * ya) / determinant
+    if slope < 0:
+        return ya / aa, 0.0
+    if base <= 0:
+        base = 0.05 * points[0].seconds
+        weight = sum(point.weight for point in points)
+        slope = sum(p.weight * max(p.seconds - base, 0.0) / p.sequences for p in points) / weight
+    return base, slope
+
+
+def _never_falling(points: Sequence[Point]) -> list[float]:
+    """Average neighbours until levels do not fall: the nearest such sequence in squared error."""
+    pools: list[tuple[float, float, int]] = []
+    for point in points:
+        seconds, weight, count = point.seconds, point.weight, 1
+        while pools and pools[-1][0] > seconds:
+            before, before_weight, before_count = pools.pop()
+            total = before_weight + weight
+            seconds = (before * before_weight + seconds * weight) / total
+            weight, count = total, count + before_count
+        pools.append((seconds, weight, count))
+    return [seconds for seconds, _, count in pools for _ in range(count)]
