@@ -19,6 +19,7 @@ A step costs the same at any batch (engine_batch.py) for whoever does not ask wh
 (`end(each=False)`); and steps in which nothing ends may be taken as one (`begin(horizon_s)`).
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -72,6 +73,10 @@ class Gpu:
         """Add an engine; once each."""
         self._tenants.append(engine)
 
+    def leave(self, engine: "Engine") -> None:
+        """Take an engine off."""
+        self._tenants.remove(engine)
+
     def slowdown(self) -> float:
         """Return how much longer a step takes now than on idle GPUs."""
         busy = sum(engine.has_work for engine in self._tenants)
@@ -97,7 +102,8 @@ class _Pass:
 
     duration_s: float
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
-    steps: int = 0
+    # Seconds from the start to the end of each decode step.
+    ends_s: list[float] = field(default_factory=list)
 
 
 class Engine:
@@ -169,7 +175,7 @@ class Engine:
         """Start the next step; return its duration in seconds, None if there is nothing to do.
 
         Decode steps in which nothing ends are taken together until one reaches `horizon_s` from
-        now: the caller's word that it will not submit, abort or look before.
+        now. Whoever submits, aborts or looks before the end must `cut` first.
         """
         if self._pass is not None:
             raise RuntimeError("a step is under way")
@@ -185,11 +191,23 @@ class Engine:
                 self._mode = mode
                 self.running.change_mode(mode.acceptance)
             self._retract_until_the_step_fits()
-            duration_s, steps = self._decode_s(horizon_s / slowdown)
-            self._pass = _Pass(duration_s * slowdown, steps=steps)
+            ends_s = self._decode_ends_s(slowdown, horizon_s)
+            self._pass = _Pass(ends_s[-1], ends_s=ends_s)
         else:
             return None
         return self._pass.duration_s
+
+    def cut(self, elapsed_s: float) -> float | None:
+        """Let what is under way end with the step that `elapsed_s` falls into; return its duration
+        as it is now, None if nothing is under way.
+        """
+        current = self._pass
+        if current is None:
+            return None
+        if len(current.ends_s) > 1:
+            del current.ends_s[bisect_left(current.ends_s, elapsed_s) + 1 :]
+            current.duration_s = current.ends_s[-1]
+        return current.duration_s
 
     def end(self, rng: Rng, *, each: bool = True) -> Step:
         """Apply the step that `begin` started."""
@@ -206,35 +224,35 @@ class Engine:
             self._end_aborted(ended)
         if each:
             emitted += self.running.next_yields()
-        self._end_decode(current.steps, ended)
+        self._end_decode(len(current.ends_s), ended)
         return Step(Work.DECODE, current.duration_s, emitted, ended)
 
     def _decide(self) -> DecodeMode:
         """Return how the next step decodes. An engine that changes its mode decides here."""
         return self._mode
 
-    def _decode_s(self, horizon_s: float) -> tuple[float, int]:
-        """Return the duration of the next decode steps, and how many: one, or up to the horizon."""
+    def _decode_ends_s(self, slowdown: float, horizon_s: float) -> list[float]:
+        """Return when the next decode steps end: of one, or of those up to the horizon."""
         batch = len(self.running)
-        token_s = self.params.kv_token_s
-        reference_s = self._mode.step_s(batch)
+        token_s = self.params.kv_token_s * slowdown
+        reference_s = self._mode.step_s(batch) * slowdown
         # A context shorter than the reference saves reading KV, but a step does more than that.
         least_s = reference_s / 2
         context = self._running_context_tokens()
         fixed_s = reference_s - token_s * batch * REFERENCE_CONTEXT_TOKENS
-        duration_s = max(fixed_s + token_s * context, least_s)
-        steps = 1
-        if duration_s >= horizon_s or self._aborting:
-            return duration_s, steps
+        end_s = max(fixed_s + token_s * context, least_s)
+        ends_s = [end_s]
+        if end_s >= horizon_s or self._aborting:
+            return ends_s
         room = self.params.kv_tokens - self.kv_used_tokens - batch * self._mode.step_slots
         for tokens in self.running.quiet_yields():
             room -= tokens
-            if room < 0 or duration_s >= horizon_s:
+            if room < 0 or end_s >= horizon_s:
                 break
             context += tokens
-            duration_s += max(fixed_s + token_s * context, least_s)
-            steps += 1
-        return duration_s, steps
+            end_s += max(fixed_s + token_s * context, least_s)
+            ends_s.append(end_s)
+        return ends_s
 
     def _admit(self) -> list[tuple[Sequence, int]]:
         """Take sequences off the queue in order, as far as places, KV and the pass's tokens go."""

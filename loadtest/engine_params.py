@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 # The context at which the step times of a DecodeMode hold: the mean over a request of 256 tokens
@@ -39,8 +40,10 @@ class Acceptance:
     def draw(self, rng: Rng) -> tuple[float, ...]:
         """Return one request's chances of a step longer than 1, 2, ... tokens."""
         room = min(self.spread * self.mean, self.mean - 1, self.longest - self.mean)
-        return self.chances(self.mean + room * (2 * rng.random() - 1))
+        # To a thousandth, so that most requests find their chances worked out.
+        return self.chances(round(self.mean + room * (2 * rng.random() - 1), 3))
 
+    @lru_cache(maxsize=8192)  # noqa: B019 - acceptances are few and live as long as the process
     def chances(self, mean: float) -> tuple[float, ...]:
         """Return the chances of a step longer than 1, 2, ... tokens whose sum is `mean - 1`."""
         low, high = 0.0, 1.0
@@ -76,7 +79,8 @@ class DecodeMode:
 @dataclass(frozen=True, slots=True)
 class EngineParams:
     """One engine model. `source` says where its numbers come from, `interpolated` that it is drawn
-    through points.
+    through points. `off` is how it decodes while the engine plugin holds speculation off; None:
+    nobody measured that.
     """
 
     name: str
@@ -90,6 +94,7 @@ class EngineParams:
     prefill_pass_tokens: int = 8192
     max_running_requests: int = 4096
     interpolated: bool = False
+    off: DecodeMode | None = None
 
     def __post_init__(self) -> None:
         if self.context_tokens > self.kv_tokens:

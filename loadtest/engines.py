@@ -3,8 +3,8 @@
 Step times of the H200 models come from two measurements of SGLang 0.5.12.post1 (256 tokens in and
 out, Llama-3-8B shape, simulated accept length 2.2). Start: the decode-only rates of the server's
 own log, batch * accept length / rate. What a closed loop took beyond those steps is prefill: over 1
-to 256 requests about 25 us a token, and little a pass. Then `closed_loop.derive_points` moves the
-step times until the model's closed loop runs at the end-to-end rates that were measured;
+to 256 requests about 25 us a token, and little a pass. Then virtual/closed_loop.derive_points moves
+the step times until the model's closed loop runs at the end-to-end rates that were measured;
 tests/unit/loadtest/test_engine_table.py holds those rates and the comparison.
 
 The second part moves plain by 0 to +4% and the speculative steps by -16 to +5%, most at 32 and 64
@@ -12,6 +12,11 @@ requests. Part of that is not the GPU's: simulated acceptance draws one length a
 batch, so that the measured requests finished together and their successors were prefilled in one
 pass. Here each request has its own luck, as in real traffic, finishes by itself and costs a pass of
 its own. End-to-end rates are right, a single step at those loads is a little quick.
+
+Steps with speculation held off follow docs/engine.md. Chain on v2: plain's times what an OFF step
+took against a plain one, 8.48 to 7.87 ms at 128 and 12.12 to 11.96 ms at 256; below 128 the ratio
+at 128, which is a guess. Tree on v1: the OFF step times at 32 to 256; at one request that of plain
+without overlap (180 tok/s) and the 1.9 ms that an OFF step costs more at 32.
 
 The context term is computed, not measured: 131,072 bytes of KV a token read at 80% of 4.8 TB/s. KV
 capacity of the tree server is the one that it reported; the plain server's is that times 33/32, as
@@ -29,6 +34,10 @@ _PLAIN_MS = (4.906, 5.071, 5.030, 5.079, 5.209, 5.637, 6.371, 7.946, 12.141)
 _TREE_V1_MS = (10.509, 9.568, 9.349, 10.529, 13.687, 20.351, 36.345, 65.296, 131.224)
 _CHAIN_V2_MS = (7.759, 7.725, 7.367, 6.621, 7.917, 7.841, 9.537, 16.432, 31.495)
 _CHAIN_V1_MS = (10.685, 10.857, 9.401, 9.586, 10.042, 10.268, 12.730, 18.040, 35.927)
+
+_OFF_RATIOS_CHAIN_V2 = (*(8.48 / 7.87,) * 8, 12.12 / 11.96)
+_OFF_CHAIN_V2_MS = tuple(p * r for p, r in zip(_PLAIN_MS, _OFF_RATIOS_CHAIN_V2, strict=True))
+_OFF_TREE_V1 = ((1, 7.4e-3), (32, 8.3e-3), (64, 9.0e-3), (128, 10.9e-3), (256, 15.4e-3))
 
 _ACCEPT_LENGTH = 2.2
 _TREE = Acceptance(_ACCEPT_LENGTH, longest=3)
@@ -49,7 +58,11 @@ def _points(step_ms: Sequence[float]) -> tuple[tuple[int, float], ...]:
 
 
 def _h200_spec(
-    name: str, step_ms: Sequence[float], acceptance: Acceptance, slots: int
+    name: str,
+    step_ms: Sequence[float],
+    acceptance: Acceptance,
+    slots: int,
+    off: tuple[tuple[int, float], ...] = (),
 ) -> EngineParams:
     return EngineParams(
         name=name,
@@ -60,6 +73,7 @@ def _h200_spec(
         kv_tokens=_DRAFT_KV_TOKENS,
         kv_token_s=_H200_KV_TOKEN_S,
         max_running_requests=_SPEC_RUNNING_REQUESTS,
+        off=DecodeMode(off) if off else None,
     )
 
 
@@ -98,8 +112,8 @@ _ALL = (
         kv_tokens=_PLAIN_KV_TOKENS,
         kv_token_s=_H200_KV_TOKEN_S,
     ),
-    _h200_spec("h200-tree-v1", _TREE_V1_MS, _TREE, slots=16),
-    _h200_spec("h200-chain-v2", _CHAIN_V2_MS, _CHAIN, slots=4),
+    _h200_spec("h200-tree-v1", _TREE_V1_MS, _TREE, slots=16, off=_OFF_TREE_V1),
+    _h200_spec("h200-chain-v2", _CHAIN_V2_MS, _CHAIN, slots=4, off=_points(_OFF_CHAIN_V2_MS)),
     _h200_spec("h200-chain-v1", _CHAIN_V1_MS, _CHAIN, slots=4),
     _field("field-plain", 9.88, 1.29, None),
     _field("field-eagle", 7.58, 2.82, _TREE),

@@ -5,13 +5,12 @@ fixed rule can reach at most. On shared GPUs it is where the two curves cross at
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loadtest.engine_params import EngineParams
 from loadtest.engines import ENGINES
 from loadtest.pacing import ClosedLoop, Ramp
-from loadtest.rivals import simulate
 from loadtest.scenarios import Scenario, rise_and_fall, routed_policy
+from loadtest.virtual.loop import Server, rate_tok_s
 from loadtest.workload import Workload
 from router.core.policy import make_policy
 from router.core.types import Layout, Role
@@ -20,7 +19,6 @@ _THRESHOLDS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _LEVELS = (1, 2, 4, 8, 16, 32, 64)
 # Long enough for a steady rate, on a clock of 1.
 STEADY_S = 20.0
-_Server = tuple[Role, EngineParams]
 
 ROUTED = "routed"
 SINGLE_SERVERS = ("spec-only", "base-only")
@@ -43,11 +41,12 @@ class Forecast:
 def forecast(scenario: Scenario, layout: Layout, workload: Workload, engine_s: float) -> Forecast:
     """Simulate the load of so many engine seconds under every policy and threshold."""
     load = rise_and_fall(engine_s)
-    spec, base = (Role.SPEC, ENGINES[scenario.spec]), (Role.BASE, ENGINES[scenario.base])
+    spec = _server("spec", Role.SPEC, scenario.spec)
+    base = _server("base", Role.BASE, scenario.base)
 
     def rate(policy: str, threshold: int = 0) -> float:
         made = make_policy(policy, threshold=threshold)
-        return simulate((spec, base), made, load, workload, layout)
+        return rate_tok_s((spec, base), made, load, workload, layout)
 
     policy = routed_policy(layout)
     if layout is Layout.DISJOINT:
@@ -62,13 +61,13 @@ def forecast(scenario: Scenario, layout: Layout, workload: Workload, engine_s: f
     return Forecast(policy, threshold, runs, pairs)
 
 
-def _crossing(spec: _Server, base: _Server, workload: Workload, steady_s: float) -> int:
+def _crossing(spec: Server, base: Server, workload: Workload, steady_s: float) -> int:
     """Return the highest steady level at which the speculating server alone is not the slower."""
     crossing = 0
     for level in _LEVELS:
         load = ClosedLoop(Ramp(((0.0, float(level)),)), duration_s=steady_s)
         spec_tok_s, base_tok_s = (
-            simulate((server,), make_policy("least-inflight"), load, workload)
+            rate_tok_s((server,), make_policy("least-inflight"), load, workload)
             for server in (spec, base)
         )
         if spec_tok_s < base_tok_s:
@@ -77,5 +76,11 @@ def _crossing(spec: _Server, base: _Server, workload: Workload, steady_s: float)
     return crossing
 
 
-def _pair(server: _Server, load: ClosedLoop, workload: Workload) -> float:
-    return simulate((server, server), make_policy("least-inflight"), load, workload)
+def _pair(server: Server, load: ClosedLoop, workload: Workload) -> float:
+    pair = [replace(server, name=f"{server.name}-{place}") for place in (1, 2)]
+    return rate_tok_s(pair, make_policy("least-inflight"), load, workload)
+
+
+def _server(name: str, role: Role, engine: str) -> Server:
+    params = ENGINES[engine]
+    return Server(name, role, params, running_requests=params.max_running_requests)

@@ -329,3 +329,15 @@ def test_slowness_scales_every_step(rng: random.Random) -> None:
     submit(engine, 1)
     assert step_of(engine, rng).duration_s == pytest.approx(1.8 * 0.015)
     assert step_of(engine, rng).duration_s == pytest.approx(1.8 * 0.010)
+
+
+def test_steps_taken_together_can_be_cut_at_the_step_under_way(rng: random.Random) -> None:
+    engine = Engine(PLAIN)
+    submit(engine, 1, output=50)
+    assert engine.cut(0.0) is None
+    step_of(engine, rng)
+    assert engine.begin(0.2) == pytest.approx(0.2)
+    assert engine.cut(0.031) == pytest.approx(0.04)
+    engine.end(rng, each=False)
+    assert engine.totals.decode_steps == 4
+    assert engine.kv_used_tokens == 10 + 5

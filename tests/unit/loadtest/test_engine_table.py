@@ -2,12 +2,10 @@
 second.
 """
 
-import random
-
 import pytest
 
-from loadtest.closed_loop import derive_points, mean_rate_tok_s
 from loadtest.engines import ENGINES
+from loadtest.virtual.closed_loop import derive_points, mean_rate_tok_s
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # SGLang 0.5.12.post1 on one H200, 256 tokens in and out, simulated accept length 2.2.
@@ -29,13 +27,13 @@ def test_a_closed_loop_runs_within_5_percent_of_the_measured_rate(
     name: str, concurrency: int, measured: float
 ) -> None:
     # A seed that the step times were not derived with.
-    rate = mean_rate_tok_s(ENGINES[name], concurrency, random.Random(2026))
+    rate = mean_rate_tok_s(ENGINES[name], concurrency, 2026)
     assert rate == pytest.approx(measured, rel=0.05)
 
 
 def test_step_times_follow_from_the_measured_rates() -> None:
     params = ENGINES["h200-plain"]
-    derived = derive_points(params, MEASURED_TOK_S["h200-plain"], random.Random(3), iterations=1)
+    derived = derive_points(params, MEASURED_TOK_S["h200-plain"], 3, iterations=1)
     for (_, step_s), (_, committed_s) in zip(derived, params.decode.points, strict=True):
         assert step_s == pytest.approx(committed_s, rel=0.01)
 
@@ -48,7 +46,7 @@ def test_the_field_models_run_on_their_lines(
     name: str, base_ms: float, slope_ms: float, requests: int
 ) -> None:
     line_tok_s = 1e3 * requests / (base_ms + slope_ms * requests)
-    rate = mean_rate_tok_s(ENGINES[name], requests, random.Random(1))
+    rate = mean_rate_tok_s(ENGINES[name], requests, 1)
     assert rate == pytest.approx(line_tok_s, rel=0.05)
 
 

@@ -8,13 +8,14 @@ start included.
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from loadtest.engine_batch import Sequence
-from loadtest.engine_model import Engine
-from loadtest.engine_params import EngineParams, Rng
+from loadtest.engine_params import EngineParams
+from loadtest.pacing import ClosedLoop, Ramp
+from loadtest.virtual.loop import Server, World
+from loadtest.workload import Fixed, Workload
+from router.core.policy import FixedPolicy
+from router.core.types import Role
 
-PROMPT_TOKENS = 256
-OUTPUT_TOKENS = 256
-RUNNING_REQUESTS_MAX = 256
+LENGTHS = Fixed(256, 256)
 
 
 def rounds_of(concurrency: int) -> int:
@@ -24,35 +25,26 @@ def rounds_of(concurrency: int) -> int:
     return 2 if concurrency <= 128 else 1
 
 
-def rate_tok_s(params: EngineParams, concurrency: int, rng: Rng) -> float:
+def rate_tok_s(params: EngineParams, concurrency: int, seed: int) -> float:
     """Return the output rate of one closed-loop run, in tokens per second."""
-    engine = Engine(params, max_running_requests=RUNNING_REQUESTS_MAX)
-    left = [rounds_of(concurrency) - 1] * concurrency
-    for worker in range(concurrency):
-        engine.submit(Sequence(PROMPT_TOKENS, OUTPUT_TOKENS, key=worker))
-    elapsed_s = 0.0
-    while (duration_s := engine.begin()) is not None:
-        elapsed_s += duration_s
-        for sequence in engine.end(rng).ended:
-            who = sequence.key
-            assert isinstance(who, int)
-            if left[who]:
-                left[who] -= 1
-                engine.submit(Sequence(PROMPT_TOKENS, OUTPUT_TOKENS, key=who))
-    return engine.totals.output_tokens / elapsed_s
+    requests = rounds_of(concurrency) * concurrency
+    loop = ClosedLoop(Ramp(((0.0, float(concurrency)),)), requests=requests)
+    world = World((Server("one", Role.BASE, params),), FixedPolicy(Role.BASE), seed=seed)
+    run = world.run(loop, Workload("simulated", LENGTHS, seed), looks_s=())
+    return run.tokens / run.duration_s
 
 
 def mean_rate_tok_s(
-    params: EngineParams, concurrency: int, rng: Rng, sequences: int = 128
+    params: EngineParams, concurrency: int, seed: int, sequences: int = 128
 ) -> float:
     """Return the mean rate of as many runs as it takes to see `sequences` workers, two at least."""
     # Without speculation there is no luck: all runs are the same.
     runs = max(2, sequences // concurrency) if params.speculative else 1
-    return sum(rate_tok_s(params, concurrency, rng) for _ in range(runs)) / runs
+    return sum(rate_tok_s(params, concurrency, 1000 * seed + i) for i in range(runs)) / runs
 
 
 def derive_points(
-    params: EngineParams, rates_tok_s: Seq[float], rng: Rng, iterations: int = 12
+    params: EngineParams, rates_tok_s: Seq[float], seed: int, iterations: int = 12
 ) -> tuple[tuple[int, float], ...]:
     """Return the step times with which closed loops run at `rates_tok_s`.
 
@@ -63,7 +55,7 @@ def derive_points(
     for _ in range(iterations):
         trial = replace(params, decode=replace(params.decode, points=points))
         points = tuple(
-            (batch, step_s * mean_rate_tok_s(trial, batch, rng) / rate)
+            (batch, step_s * mean_rate_tok_s(trial, batch, seed) / rate)
             for (batch, step_s), rate in zip(points, rates_tok_s, strict=True)
         )
     return points

@@ -4,8 +4,8 @@ from loadtest.engine_params import DecodeMode, EngineParams
 from loadtest.engines import ENGINES
 from loadtest.forecast import ROUTED, forecast
 from loadtest.pacing import ClosedLoop, Ramp
-from loadtest.rivals import simulate
 from loadtest.scenarios import SCENARIOS
+from loadtest.virtual.loop import Server, rate_tok_s
 from loadtest.workload import CHAT_MIX, Fixed, Workload
 from router.core.policy import make_policy
 from router.core.types import Layout, Role
@@ -23,8 +23,8 @@ TEN_MS = EngineParams(
 def rate(servers: int, level: int, layout: Layout = Layout.DISJOINT) -> float:
     load = ClosedLoop(Ramp(((0.0, float(level)),)), duration_s=10.0)
     workload = Workload("m", Fixed(10, 100), seed=1)
-    pair = ((Role.BASE, TEN_MS),) * servers
-    return simulate(pair, make_policy("least-inflight"), load, workload, layout)
+    pair = [Server(str(place), Role.BASE, TEN_MS) for place in range(servers)]
+    return rate_tok_s(pair, make_policy("least-inflight"), load, workload, layout)
 
 
 def test_an_engine_of_known_step_time_gives_its_rate() -> None:
@@ -40,13 +40,9 @@ def test_a_second_server_on_gpus_of_its_own_adds_and_on_the_same_does_not() -> N
 
 def test_a_load_without_a_duration_is_refused() -> None:
     load = ClosedLoop(Ramp(((0.0, 1.0),)), requests=5)
+    workload = Workload("m", Fixed(1, 1), seed=1)
     with pytest.raises(ValueError, match="duration"):
-        simulate(
-            [(Role.BASE, TEN_MS)],
-            make_policy("base-only"),
-            load,
-            Workload("m", Fixed(1, 1), seed=1),
-        )
+        rate_tok_s([Server("one", Role.BASE, TEN_MS)], make_policy("base-only"), load, workload)
 
 
 @pytest.mark.parametrize("layout", list(Layout))
