@@ -1,9 +1,7 @@
 """`crossover-loadtest`: measure an OpenAI-compatible server, or serve simulated ones."""
 
 import argparse
-import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +9,11 @@ from dataclasses import dataclass
 import httpx
 
 from loadtest import results
-from loadtest.client import LoadClient, RunResult
+from loadtest.load import Load
 from loadtest.pacing import ClosedLoop, Ramp
+from loadtest.provenance import provenance
+from loadtest.record import RunResult
+from loadtest.runner import run_blocking
 from loadtest.stats import summarise
 from loadtest.target import Target
 from loadtest.workload import Fixed, Workload
@@ -78,24 +79,15 @@ def check_server(options: RunOptions) -> None:
         raise InputError(f"{options.url} has no model {options.model!r}, only: {', '.join(names)}")
 
 
-async def measure(options: RunOptions, show: Callable[[int, int], None]) -> RunResult:
-    """Run the closed loop; Ctrl-C ends it and keeps what was measured."""
+def load_of(options: RunOptions) -> Load:
+    """Return the closed loop that was asked for."""
     lengths = Fixed(options.prompt_tokens, options.output_tokens)
-    client = LoadClient(
-        Target.parse(options.url, "/v1/chat/completions", options.api_key),
+    return Load(
+        (Target.parse(options.url, "/v1/chat/completions", options.api_key),),
         Workload(options.model, lengths, options.seed, options.ignore_eos),
         ClosedLoop(Ramp(((0.0, float(options.concurrency)),)), requests=options.requests),
         idle_timeout_s=options.idle_timeout_s,
     )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, client.stop)
-    run = asyncio.create_task(client.run())
-    try:
-        while not (await asyncio.wait({run}, timeout=0.2))[0]:
-            progress = client.progress()
-            show(progress.finished, progress.errors)
-    finally:
-        client.stop()
-    return await run
 
 
 def run_figures(options: RunOptions, result: RunResult) -> dict[str, object]:
@@ -108,22 +100,17 @@ def run_figures(options: RunOptions, result: RunResult) -> dict[str, object]:
 
 
 def _run(options: RunOptions, argv: Sequence[str]) -> int:
-    import uvloop
-
     from loadtest.bar import bar
 
     if options.json is not None:
         results.check_writable(options.json)
     check_server(options)
-    with (
-        bar(options.requests) as show,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        result = runner.run(measure(options, show))
+    with bar(options.requests) as show:
+        result = run_blocking(load_of(options), show=lambda at: show(at.finished, at.errors))
     if result.gave_up is not None:
         raise InputError(f"gave up, nothing was ever answered: {result.gave_up}")
     figures = run_figures(options, result)
-    found = results.document({"run": figures}, results.provenance(argv, options.seed))
+    found = results.document({"run": figures}, provenance(argv, options.seed))
     if options.json is not None:
         results.write(options.json, found)
     print(summary(figures), file=sys.stderr if options.json == "-" else sys.stdout)

@@ -15,10 +15,13 @@ from typing import TextIO
 
 from loadtest import results, verdict
 from loadtest.children import ChildError
-from loadtest.client import LoadClient, RunResult
+from loadtest.client import LoadClient, pool_of
 from loadtest.engines import ENGINES
 from loadtest.forecast import FIXED_POLICIES, ROUTED, Forecast, forecast
 from loadtest.live import REFRESH_S, Look, Rate, View, decisions, make_view
+from loadtest.load import Load
+from loadtest.provenance import provenance
+from loadtest.record import RunResult
 from loadtest.rig import Rig
 from loadtest.scenarios import SCENARIOS, Scenario, rise_and_fall
 from loadtest.sim_server import MODEL_NAME
@@ -104,7 +107,9 @@ class Demo:
         options = self._options
         pacer = rise_and_fall(options.run_s)
         target = Target.parse(url, "/v1/chat/completions")
-        client = LoadClient(target, options.workload, pacer, cut_s=options.run_s)
+        load = Load((target,), options.workload, pacer, cut_s=options.run_s)
+        pool = pool_of(target)
+        client = LoadClient(load, (pool,))
         rate = Rate(options.scenario.clock)
         run = asyncio.create_task(client.run())
         try:
@@ -124,9 +129,10 @@ class Demo:
                         decisions=decisions(client.rows),
                     )
                 )
+            return await run
         finally:
             client.stop()
-        return await run
+            pool.close()
 
 
 def _used(before_s: float | None, after_s: float | None) -> float | None:
@@ -168,7 +174,7 @@ def document(
     runs = {name: run_figures(options, ahead, name, run) for name, run in measured.items()}
     engines = (scenario.spec, scenario.base)
     interpolated = any(ENGINES[name].interpolated for name in engines)
-    made = results.provenance(argv, options.seed, clock=scenario.clock, engines=engines)
+    made = provenance(argv, options.seed, clock=scenario.clock, engines=engines)
     return results.document(runs, made) | {
         "scenario": {
             "name": scenario.name,

@@ -1,18 +1,12 @@
-"""The results file: schema 1, one entry per run, and where the figures come from."""
+"""The results file: schema 1, one entry per run."""
 
-import importlib.metadata
 import json
-import os
-import platform
 import re
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 SCHEMA = 1
-_PACKAGES = ("crossover-router", "fastapi", "httptools", "uvicorn", "uvloop")
-_SECRET_FLAGS = ("--api-key",)
 _NUMBERS = re.compile(r"\[\n[^\[\]{}\"]*\]")
 
 
@@ -25,29 +19,6 @@ def document(
 ) -> dict[str, object]:
     """Return the results document."""
     return {"schema": SCHEMA, "runs": dict(runs), "provenance": dict(provenance)}
-
-
-def provenance(
-    argv: Sequence[str], seed: int, *, clock: float = 1.0, engines: Sequence[str] = ()
-) -> dict[str, object]:
-    """Return what it takes to judge and to repeat a run. Keys given as flags are left out."""
-    return {
-        "command": redact(argv),
-        "seed": seed,
-        "clock": clock,
-        "engines": list(engines),
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": _dirty(),
-        "host": {
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "system": platform.system(),
-            "release": platform.release(),
-            "machine": platform.machine(),
-        },
-        "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
-    }
 
 
 def check_writable(path: str) -> None:
@@ -74,53 +45,3 @@ def write(path: str, results: Mapping[str, object]) -> None:
         Path(path).write_text(text)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def redact(argv: Sequence[str]) -> str:
-    """Return the command line without secrets."""
-    words = list(argv)
-    for at, word in enumerate(words):
-        flag, equals, _ = word.partition("=")
-        if flag in _SECRET_FLAGS:
-            if equals:
-                words[at] = f"{flag}=***"
-            elif at + 1 < len(words):
-                words[at + 1] = "***"
-    return " ".join(words)
-
-
-def _git(*arguments: str) -> str | None:
-    """Return what git says of the checkout this package runs from; None if it runs from none."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            ["git", *arguments],  # noqa: S607
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _dirty() -> bool | None:
-    status = _git("status", "--porcelain", "--untracked-files=no")
-    return None if status is None else bool(status)
-
-
-def _cpu_model() -> str | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or None
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, None)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.results import OutputError, check_writable, document, provenance, redact, write
+from loadtest.provenance import provenance, redact
+from loadtest.results import OutputError, check_writable, document, write
 
 
 def test_the_document_has_the_schema_and_the_runs() -> None:
