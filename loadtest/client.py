@@ -1,20 +1,20 @@
 """The load client: starts the requests that a pacer wants, and writes a row for each.
 
-One event loop, callbacks only. The pacer is asked when a request ends and at a tick. The tick also
-looks for stalled requests, and is the gauge of the client's own lag: by how much it comes late.
+One event loop, callbacks only. The pacer is asked when a request ends, when its next one is due and
+at a tick. The tick also looks for stalled requests. The client's own lag is by how much ticks and
+requests that a clock decides come late.
 """
 
 import asyncio
 import time
 from array import array
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass, field
 
-from loadtest.pacing import Pacer
-from loadtest.record import Ending, RequestRow
+from loadtest.load import Load
+from loadtest.record import Ending, Progress, RequestRow, RunResult, ServerProgress
 from loadtest.tally import Tally
 from loadtest.target import Target
-from loadtest.workload import Workload
 from router.dataplane.asgi import Headers
 from router.dataplane.upstream import (
     BadResponse,
@@ -42,14 +42,24 @@ def _ending(error: UpstreamError) -> Ending:
     return Ending.PROTOCOL if isinstance(error, BadResponse) else Ending.RESET
 
 
+@dataclass(slots=True)
+class _Talk:
+    """A conversation between two of its turns: what was said and answered so far."""
+
+    index: int
+    turns: int
+    history: list[tuple[str, str]] = field(default_factory=list)
+
+
 class _Request:
     """One request in flight: the sink of its answer and the writer of its row."""
 
-    __slots__ = ("_error_body", "_run", "connection", "last_activity", "row", "tally")
+    __slots__ = ("_error_body", "_run", "connection", "last_activity", "row", "talk", "tally")
 
-    def __init__(self, row: RequestRow, run: "LoadClient", now: float) -> None:
+    def __init__(self, row: RequestRow, talk: _Talk, run: "LoadClient", now: float) -> None:
         self.row = row
-        self.tally = Tally()
+        self.talk = talk
+        self.tally = Tally(keep_text=talk.turns > len(talk.history) + 1)
         self.connection: Connection | None = None
         self.last_activity = now
         self._run = run
@@ -101,43 +111,6 @@ class _Request:
         self._run.finish(self, ending, message)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProgress:
-    """What one server has done so far. Tokens of unfinished requests are estimated from events."""
-
-    in_flight: int = 0
-    requests: int = 0
-    tokens: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A look at a run under way."""
-
-    elapsed_s: float
-    started: int
-    finished: int
-    errors: int
-    in_flight: int
-    servers: Mapping[str, ServerProgress]
-
-    @property
-    def tokens(self) -> float:
-        """Tokens of all servers."""
-        return sum(server.tokens for server in self.servers.values())
-
-
-@dataclass(slots=True)
-class RunResult:
-    """A run's rows and what the client itself cost."""
-
-    rows: list[RequestRow]
-    duration_s: float
-    cpu_s: float
-    lags_s: "array[float]"
-    gave_up: str | None = None
-
-
 @dataclass(slots=True)
 class _Done:
     requests: int = 0
@@ -145,66 +118,76 @@ class _Done:
     events: int = 0
 
 
+def pool_of(target: Target) -> Pool:
+    """Return a pool of connections to a target. Made within an event loop, closed by its maker."""
+    return Pool(
+        target.url,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+        keepalive_s=KEEPALIVE_S,
+        clock=time.monotonic,
+    )
+
+
 @dataclass(slots=True)
 class LoadClient:
-    """One run. `cut_s` ends it at that time whatever still streams; else it waits for the last."""
+    """One process's part of one load, without its warm-up; `pools` are the targets' connections."""
 
-    target: Target
-    workload: Workload
-    pacer: Pacer
-    cut_s: float | None = None
-    idle_timeout_s: float = 120.0
+    load: Load
+    pools: tuple[Pool, ...]
     rows: list[RequestRow] = field(default_factory=list)
-    _pool: Pool = field(init=False)
+    began: float = 0.0  # on the monotonic clock
     _active: set[_Request] = field(default_factory=set)
     _sends: set[asyncio.Task[None]] = field(default_factory=set)
+    _talks: deque[_Talk] = field(default_factory=deque)  # that wait for their next turn
+    _talks_begun: int = 0
     _done: dict[str, _Done] = field(default_factory=dict)
     _lags: "array[float]" = field(default_factory=lambda: array("d"))
     _errors: int = 0
     _answered: bool = False
     _failures_in_a_row: int = 0
-    _began: float = 0.0
+    _next: asyncio.TimerHandle | None = None
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _stopped: bool = False
+    _interrupted: bool = False
     _gave_up: str | None = None
     _bug: BaseException | None = None
 
-    def __post_init__(self) -> None:
-        self._pool = Pool(
-            self.target.url,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-            keepalive_s=KEEPALIVE_S,
-            clock=time.monotonic,
-        )
-
-    async def run(self) -> RunResult:
-        """Run to the end and return the rows, in the order of their start."""
-        cpu = time.process_time()
-        self._began = time.monotonic()
+    async def run(self, began: float | None = None) -> RunResult:
+        """Run from `began` on the monotonic clock, or now, to the end; return what it measured."""
+        self.began = time.monotonic() if began is None else began
+        await asyncio.sleep(max(self.began - time.monotonic(), 0.0))
+        cpu_s = time.process_time()
         try:
-            self._tick(self._began)
+            self._tick(self.began)
             await self._ended.wait()
             if self._bug is not None:
                 raise self._bug
         finally:
             elapsed = self._elapsed()
             self._stopped = True
+            if self._next is not None:
+                self._next.cancel()
             for request in tuple(self._active):
                 request.drop(Ending.CUT)
             for task in self._sends:
                 task.cancel()
-            self._pool.close()
-        duration_s = elapsed if self.cut_s is None else min(elapsed, self.cut_s)
-        cpu_s = time.process_time() - cpu
-        return RunResult(self.rows, duration_s, cpu_s, self._lags, self._gave_up)
+        cut_s = self.load.cut_s
+        return RunResult(
+            rows=self.rows,
+            duration_s=elapsed if cut_s is None else min(elapsed, cut_s),
+            cpu_s=time.process_time() - cpu_s,
+            lags_s=self._lags,
+            gave_up=self._gave_up,
+            interrupted=self._interrupted,
+        )
 
     def _tick(self, due: float) -> None:
         now = time.monotonic()
-        if len(self._lags) < LAGS_MAX:
-            self._lags.append(now - due)
+        self._late(now - due)
+        idle_timeout_s = self.load.idle_timeout_s
         for request in tuple(self._active):
-            if now - request.last_activity > self.idle_timeout_s:
-                request.drop(Ending.TIMEOUT, f"nothing arrived for {self.idle_timeout_s:g} s")
+            if now - request.last_activity > idle_timeout_s:
+                request.drop(Ending.TIMEOUT, f"nothing arrived for {idle_timeout_s:g} s")
         self._start_due()
         if self._over():
             self._ended.set()
@@ -213,7 +196,8 @@ class LoadClient:
 
     def stop(self) -> None:
         """End the run now; what was measured is kept."""
-        self._stopped = True
+        if not self._stopped:
+            self._stopped = self._interrupted = True
 
     def progress(self) -> Progress:
         """Return how far the run is."""
@@ -243,9 +227,11 @@ class LoadClient:
         row, tally = request.row, request.tally
         row.ending, row.error, row.end_s = ending, message, self._elapsed()
         row.events, row.gaps_s = tally.events, tally.gaps
-        row.first_s = None if tally.first is None else tally.first - self._began
-        row.last_s = None if tally.last is None else tally.last - self._began
+        row.first_s = None if tally.first is None else tally.first - self.began
+        row.last_s = None if tally.last is None else tally.last - self.began
         row.prompt_tokens, row.tokens = tally.usage()
+        if ending is Ending.OK:
+            self._talk_on(request)
         self._errors += ending.is_error
         if not ending.is_error:  # after an error the next tick is soon enough: no storm of retries
             asyncio.get_running_loop().call_soon(self._start_due)
@@ -261,31 +247,65 @@ class LoadClient:
                 self._gave_up = message
                 self._stopped = True
 
+    def _talk_on(self, request: _Request) -> None:
+        """Queue the next turn of a conversation: the next request to start continues it."""
+        talk = request.talk
+        turn = len(talk.history)
+        if turn + 1 < talk.turns:
+            said = self.load.workload.prompt(self.load.workload.ask(talk.index, turn))
+            talk.history.append((said, request.tally.text()))
+            self._talks.append(talk)
+
+    def _late(self, lag_s: float) -> None:
+        if len(self._lags) < LAGS_MAX:
+            self._lags.append(max(lag_s, 0.0))
+
     def _elapsed(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     def _over(self) -> bool:
-        elapsed = self._elapsed()
-        if self._stopped or (self.cut_s is not None and elapsed >= self.cut_s):
+        elapsed, cut_s = self._elapsed(), self.load.cut_s
+        if self._stopped or (cut_s is not None and elapsed >= cut_s):
             return True
-        return not self._active and self.pacer.over(elapsed, len(self.rows))
+        done = len(self.rows) >= ROWS_MAX or self.load.pacer.over(elapsed, len(self.rows))
+        return not self._active and done
 
     def _start_due(self) -> None:
-        elapsed = self._elapsed()
+        elapsed, pacer = self._elapsed(), self.load.pacer
         if self._stopped or len(self.rows) >= ROWS_MAX:
             return
-        for intended_s in self.pacer.due(elapsed, len(self.rows), len(self._active)):
+        by_clock = pacer.next_s(len(self.rows)) is not None
+        for intended_s in pacer.due(elapsed, len(self.rows), len(self._active)):
             self._start(intended_s)
+            if by_clock:
+                self._late(self.rows[-1].sent_s - intended_s)
+        next_s = pacer.next_s(len(self.rows))
+        if self._next is not None:
+            self._next.cancel()
+        if next_s is not None:
+            wait_s = max(next_s - self._elapsed(), 0.0)
+            self._next = asyncio.get_running_loop().call_later(wait_s, self._start_due)
+
+    def _next_talk(self) -> _Talk:
+        if self._talks:
+            return self._talks.popleft()
+        index = self.load.first + self.load.stride * self._talks_begun
+        self._talks_begun += 1
+        return _Talk(index, self.load.workload.turns_of(index))
 
     def _start(self, intended_s: float) -> None:
-        ask = self.workload.ask(len(self.rows))
-        body = self.workload.body(ask)
+        talk, workload = self._next_talk(), self.load.workload
+        ask = workload.ask(talk.index, len(talk.history))
+        body = workload.body(ask, talk.history)
         now = time.monotonic()
-        row = RequestRow(ask.index, intended_s, now - self._began, ask.output_tokens)
-        request = _Request(row, self, now)
+        which = talk.index % len(self.pools)
+        target = self.load.targets[which]
+        row = RequestRow(talk.index, intended_s, now - self.began, ask.output_tokens)
+        row.turn, row.url = ask.turn, target.url
+        request = _Request(row, talk, self, now)
         self.rows.append(row)
         self._active.add(request)
-        task = asyncio.create_task(self._send(request, body))
+        task = asyncio.create_task(self._send(request, self.pools[which], target.head(body), body))
         self._sends.add(task)
         task.add_done_callback(self._sent)
 
@@ -295,9 +315,9 @@ class LoadClient:
             self._bug = task.exception()
             self._stopped = True
 
-    async def _send(self, request: _Request, body: bytes) -> None:
+    async def _send(self, request: _Request, pool: Pool, head: bytes, body: bytes) -> None:
         try:
-            connection = await self._pool.connection()
+            connection = await pool.connection()
         except ConnectError as error:
             request.drop(Ending.CONNECT, str(error))
             return
@@ -305,4 +325,5 @@ class LoadClient:
             connection.abort()
             return
         request.connection = connection
-        connection.start(request, self.target.head(body), body)
+        request.row.sent_s = self._elapsed()
+        connection.start(request, head, body)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from loadtest.client import Progress
-from loadtest.record import RequestRow
+from loadtest.record import Progress, RequestRow
 
 REFRESH_S = 0.25
 LINE_EVERY_S = 2.0

@@ -5,7 +5,6 @@ A pacer is asked at every tick and after every finished request. It names each n
 the client was doing at that moment.
 """
 
-from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -111,7 +110,7 @@ class ClosedLoop:
 class OpenLoop:
     """Starts requests at given times, in seconds of the run, whatever becomes of the others."""
 
-    times_s: "array[float]" = field(repr=False)
+    times_s: Sequence[float] = field(repr=False)
 
     def due(self, elapsed_s: float, started: int, in_flight: int) -> Sequence[float]:  # noqa: ARG002
         """Return the times that have come and are not started."""

@@ -61,7 +61,7 @@ class RequestRow:
 class RunResult:
     """A run's measured rows in the order of their start, and what the client itself cost.
 
-    `duration_s` is the measured time, from the first intended start to the last end or the cut.
+    `duration_s` is the measured time, from its begin to the last end or the cut.
     `warmup` are the rows of the warm-up that came before it, with times before 0: no figure counts
     them. `lags_s` are samples of how late the client was, `cpu_s` is the CPU time of all its
     `processes` during the measured time. `gave_up` is why the run ended early, `interrupted` that
@@ -89,7 +89,7 @@ class ServerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A look at a run under way. `elapsed_s` is below 0 during the warm-up."""
+    """A look at a run under way, or at its warm-up if `warming`."""
 
     elapsed_s: float
     started: int
@@ -97,6 +97,7 @@ class Progress:
     errors: int
     in_flight: int
     servers: Mapping[str, ServerProgress]
+    warming: bool = False
 
     @property
     def tokens(self) -> float:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from loadtest.client import FAILURES_IN_A_ROW_MAX, LoadClient, RunResult
+from loadtest.client import FAILURES_IN_A_ROW_MAX, LoadClient, pool_of
+from loadtest.load import Load
 from loadtest.pacing import ClosedLoop, Pacer, Ramp
-from loadtest.record import Ending
+from loadtest.record import Ending, RunResult
+from loadtest.runner import run_load
 from loadtest.target import Target
 from loadtest.workload import Fixed, Workload
 
@@ -111,7 +113,13 @@ async def load(
 ) -> RunResult:
     workload = Workload("m", Fixed(8, 4), seed=1)
     target = Target.parse(url, "/v1/chat/completions", api_key)
-    return await LoadClient(target, workload, pacer, **options).run()
+    return await run_load(Load((target,), workload, pacer, **options))
+
+
+def client_of(url: str, pacer: Pacer) -> LoadClient:
+    target = Target.parse(url, "/v1/chat/completions")
+    load = Load((target,), Workload("m", Fixed(8, 4), seed=1), pacer)
+    return LoadClient(load, (pool_of(target),))
 
 
 def closed(level: int, requests: int) -> ClosedLoop:
@@ -162,8 +170,14 @@ async def test_the_level_follows_the_ramp() -> None:
             level = 1 if started < 10 else 5
             return (elapsed_s,) * min(level - in_flight, 30 - started)
 
+        def next_s(self, started: int) -> None:
+            return None
+
         def over(self, elapsed_s: float, started: int) -> bool:
             return started >= 30
+
+        def share(self, index: int, count: int) -> "Steps":
+            raise NotImplementedError
 
     async with upstream(reply) as server:
         result = await load(server.url, Steps())
@@ -248,8 +262,7 @@ async def test_a_stopped_run_keeps_what_it_measured() -> None:
             writer.write(WHOLE)
 
     async with upstream(reply) as server:
-        target = Target.parse(server.url, "/v1/chat/completions")
-        client = LoadClient(target, Workload("m", Fixed(8, 4), seed=1), closed(1, 100))
+        client = client_of(server.url, closed(1, 100))
         result = await client.run()
     assert [row.ending for row in result.rows] == [Ending.OK] * 3 + [Ending.CUT]
 
@@ -265,8 +278,7 @@ async def test_progress_counts_finished_and_running_requests_per_server() -> Non
             await never(reader, writer)
 
     async with upstream(reply) as server:
-        target = Target.parse(server.url, "/v1/chat/completions")
-        client = LoadClient(target, Workload("m", Fixed(8, 4), seed=1), closed(1, 3))
+        client = client_of(server.url, closed(1, 3))
         run = asyncio.create_task(client.run())
         await asyncio.wait_for(seen.wait(), 5)
         async with asyncio.timeout(5):

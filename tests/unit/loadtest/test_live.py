@@ -2,9 +2,8 @@ import io
 
 import pytest
 
-from loadtest.client import Progress, ServerProgress
 from loadtest.live import Lines, Look, Rate, Screen, decisions, make_view
-from loadtest.record import RequestRow
+from loadtest.record import Progress, RequestRow, ServerProgress
 
 
 def row(index: int, server: str | None) -> RequestRow:
