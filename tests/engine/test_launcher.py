@@ -31,7 +31,7 @@ from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 known, unknown = parser.parse_known_args(sys.argv[1:])
-names = ("tp_size", "max_running_requests", "speculative_algorithm",
+names = ("tensor_parallel_size", "max_running_requests", "speculative_algorithm",
          "enable_flashinfer_allreduce_fusion", "enable_torch_symm_mem")
 print(json.dumps({**{name: getattr(known, name) for name in names}, "unknown": unknown}))
 """
@@ -43,7 +43,7 @@ def test_the_real_server_takes_every_flag_of_the_launcher(role: str, algorithm: 
     words = shlex.split(_run(launcher, NODE))
     flags = words[words.index("sglang.launch_server") + 1 :]
     assert json.loads(_run([sys.executable, "-c", PARSE, *flags], {})) == {
-        "tp_size": 4,
+        "tensor_parallel_size": 4,
         "max_running_requests": 256,
         "speculative_algorithm": algorithm,
         "enable_flashinfer_allreduce_fusion": True,
