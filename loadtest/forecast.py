@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from loadtest.engines import ENGINES
 from loadtest.pacing import ClosedLoop, Ramp
 from loadtest.scenarios import Scenario, rise_and_fall, routed_policy
-from loadtest.virtual.loop import Server, rate_tok_s
+from loadtest.virtual.loop import rate_tok_s
+from loadtest.virtual.station import Server
 from loadtest.workload import Workload
 from router.core.policy import make_policy
 from router.core.types import Layout, Role

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from loadtest.engine_params import EngineParams
 from loadtest.pacing import ClosedLoop, Ramp
-from loadtest.virtual.loop import Server, World
+from loadtest.virtual.loop import World
+from loadtest.virtual.station import Server
 from loadtest.workload import Fixed, Workload
 from router.core.policy import FixedPolicy
 from router.core.types import Role

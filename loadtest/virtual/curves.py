@@ -5,12 +5,14 @@ noise. Between the levels the time per token is linear, beyond the last its last
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import cast
 
 from loadtest.pacing import ClosedLoop, Ramp
-from loadtest.virtual.loop import Server, World
+from loadtest.virtual.loop import World
+from loadtest.virtual.station import Server
 from loadtest.workload import Lengths, Workload
 from router.core.policy import FixedPolicy
 
@@ -52,9 +54,14 @@ class Curve:
         return replace(self, rates_tok_s=tuple(rate / slowness for rate in self.rates_tok_s))
 
 
-@lru_cache(maxsize=256)
 def measure(server: Server, lengths: Lengths, levels: tuple[int, ...] = LEVELS) -> Curve:
-    """Return a server's curve for requests of these lengths."""
+    """Return a server's curve for requests of these lengths, which are frozen and so hashable."""
+    return _measured(server, cast("Hashable", lengths), levels)
+
+
+@lru_cache(maxsize=256)
+def _measured(server: Server, hashable: Hashable, levels: tuple[int, ...]) -> Curve:
+    lengths = cast("Lengths", hashable)
     workload = Workload("simulated", lengths, _SEED)
     return Curve(levels, tuple(_steady_tok_s(server, workload, level) for level in levels))
 

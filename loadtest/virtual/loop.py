@@ -10,144 +10,25 @@ The policy sees of a request what the router would: its prompt, not how much it 
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import exp, inf
 
 from loadtest.engine_batch import Sequence as EngineSequence
-from loadtest.engine_model import Engine, Gpu
-from loadtest.engine_params import EngineParams
+from loadtest.engine_model import Gpu
 from loadtest.pacing import ClosedLoop, Pacer
-from loadtest.virtual.switching import SwitchingEngine
-from loadtest.workload import Ask, Workload
+from loadtest.virtual.record import Request, Run, Tick
+from loadtest.virtual.station import Event, Server, Station, server_specs
+from loadtest.workload import Workload
 from router.core.health import ServerHealth
 from router.core.learner import Learner
-from router.core.ledger import Lease, Ledger
+from router.core.ledger import Ledger
 from router.core.steering import Steering
-from router.core.types import EngineReport, Layout, Outcome, Policy, RequestShape, Role, ServerSpec
+from router.core.types import Layout, Outcome, Policy, RequestShape
 
 OBSERVE_S = 0.25
 REPORT_S = 1.0
-RUNNING_REQUESTS = 256
 # How often a load whose level changes by the clock is looked at.
 LOOK_S = 0.02
 _DEAD = "connection refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """One simulated server. `threshold`: with the plugin, off above so many running requests."""
-
-    name: str
-    role: Role
-    params: EngineParams
-    threshold: int | None = None
-    running_requests: int = RUNNING_REQUESTS
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happens to a server at a time: its new model, new slowness, death or return.
-
-    `params` and `slowness` None: as before.
-    """
-
-    at_s: float
-    server: str
-    params: EngineParams | None = None
-    slowness: float | None = None
-    alive: bool | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One request and what became of it. Times are seconds of the run."""
-
-    ask: Ask
-    intended_s: float
-    server: str | None = None
-    first_s: float | None = None
-    end_s: float | None = None
-    failed: bool = False
-    lease: Lease | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The state at one look: cumulative output tokens and requests in flight, by server."""
-
-    at_s: float
-    tokens: tuple[int, ...]
-    in_flight: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a run gave. `in_flight_s` is time spent at each number of requests in flight."""
-
-    servers: tuple[str, ...]
-    duration_s: float
-    tokens: int
-    requests: tuple[Request, ...]
-    ticks: tuple[Tick, ...]
-    in_flight_s: dict[int, float]
-    mode_switches: tuple[float, ...]
-    leases_left: int
-
-
-@dataclass(slots=True)
-class _Station:
-    """One server's engine, when its step under way ends, and its state beside the engine."""
-
-    server: Server
-    gpu: Gpu
-    noise: random.Random
-    engine: Engine = field(init=False)
-    due_s: float = inf
-    began_s: float = 0.0
-    slowness: float = 1.0
-    alive: bool = True
-    lost_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        self.engine = self.make_engine()
-
-    def make_engine(self) -> Engine:
-        server = self.server
-        if server.threshold is None:
-            return Engine(server.params, self.gpu, max_running_requests=server.running_requests)
-        return SwitchingEngine(
-            server.params,
-            self.gpu,
-            server.threshold,
-            max_running_requests=server.running_requests,
-        )
-
-    @property
-    def tokens(self) -> int:
-        return self.lost_tokens + self.engine.totals.output_tokens
-
-    def begin(self, now: float, horizon_s: float) -> None:
-        """Start the next step if none is under way."""
-        if self.due_s == inf and self.alive:
-            duration_s = self.engine.begin(horizon_s - now)
-            if duration_s is not None:
-                self.began_s, self.due_s = now, now + duration_s
-
-    def cut(self, now: float) -> None:
-        """Let a row of steps end with the one under way now."""
-        if self.due_s < inf:
-            duration_s = self.engine.cut(now - self.began_s)
-            assert duration_s is not None
-            self.due_s = self.began_s + duration_s
-
-    def report(self) -> EngineReport:
-        engine = self.engine
-        return EngineReport(
-            running=engine.num_running,
-            queued=len(engine.waiting),
-            generated_tokens_total=engine.totals.output_tokens,
-            switch=engine.report() if isinstance(engine, SwitchingEngine) else None,
-        )
 
 
 class World:
@@ -166,7 +47,7 @@ class World:
         """`noise` is the standard deviation of each server's speed, drawn anew at every look."""
         shared = Gpu()
         self._stations = [
-            _Station(
+            Station(
                 server,
                 shared if layout is Layout.SHARED else Gpu(),
                 random.Random(f"{seed}/{server.name}/noise"),  # noqa: S311 - a simulation
@@ -244,7 +125,7 @@ class World:
         self._in_flight_s[level] = self._in_flight_s.get(level, 0.0) + now - self._now
         self._now = now
 
-    def _end_step(self, station: _Station) -> None:
+    def _end_step(self, station: Station) -> None:
         now = self._now
         station.due_s = inf
         step = station.engine.end(self._luck, each=False)
@@ -326,7 +207,7 @@ class World:
         # Not by adding up, whose rounding would drift.
         self._next_tick_s = len(self._ticks) * OBSERVE_S
 
-    def _vary(self, station: _Station) -> None:
+    def _vary(self, station: Station) -> None:
         # Its mean *speed* is 1, so that noise takes and gives nothing on average.
         sd = self._noise
         station.engine.slowness = station.slowness * exp(sd * station.noise.gauss() + sd * sd / 2)
@@ -344,7 +225,7 @@ class World:
         elif event.alive is False and station.alive:
             self._lose(station)
 
-    def _lose(self, station: _Station) -> None:
+    def _lose(self, station: Station) -> None:
         """Break every connection: what has a token fails, what has none is sent elsewhere."""
         now, name = self._now, station.server.name
         station.alive, station.due_s = False, inf
@@ -376,12 +257,7 @@ class World:
         )
 
 
-def server_specs(servers: Sequence[Server]) -> list[ServerSpec]:
-    """Return the servers as the router's configuration would have them."""
-    return [ServerSpec(s.name, s.role, f"http://{s.name}") for s in servers]
-
-
-def _due(station: _Station) -> float:
+def _due(station: Station) -> float:
     return station.due_s
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from loadtest.engines import ENGINES
 from loadtest.pacing import ClosedLoop, Ramp
-from loadtest.virtual.loop import Server, World
+from loadtest.virtual.loop import World
+from loadtest.virtual.station import Server
 from loadtest.workload import Fixed, Workload
 from router.core.policy import make_policy
 from router.core.types import Layout, Role

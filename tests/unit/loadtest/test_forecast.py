@@ -5,7 +5,8 @@ from loadtest.engines import ENGINES
 from loadtest.forecast import ROUTED, forecast
 from loadtest.pacing import ClosedLoop, Ramp
 from loadtest.scenarios import SCENARIOS
-from loadtest.virtual.loop import Server, rate_tok_s
+from loadtest.virtual.loop import rate_tok_s
+from loadtest.virtual.station import Server
 from loadtest.workload import CHAT_MIX, Fixed, Workload
 from router.core.policy import make_policy
 from router.core.types import Layout, Role
