@@ -49,24 +49,45 @@ class TokenModel:
 
     def __init__(self) -> None:
         self.estimate = TokenEstimate()
+        self._live: set[TokenCounter] = set()
+        self._ended_tokens = 0.0
 
     def counter(self, sequences: int = 1) -> "TokenCounter":
-        """Return the counter of one response, which carries so many sequences (n times prompts)."""
-        return TokenCounter(self.estimate, sequences)
+        """Return the counter of one response, which carries so many sequences (n times prompts).
+
+        It counts into the total until it is finished, so that it must be, whatever happens.
+        """
+        counter = TokenCounter(self, sequences)
+        self._live.add(counter)
+        return counter
+
+    @property
+    def total_tokens(self) -> float:
+        """Output tokens so far, those of streams under way included.
+
+        Costs a reading of each stream under way: for every quarter of a second, not for every
+        chunk. A stream that ends with a count may correct it downwards.
+        """
+        return self._ended_tokens + sum(counter.tokens for counter in self._live)
+
+    def ended(self, counter: "TokenCounter") -> None:
+        """Take over what a finished counter has counted."""
+        self._live.discard(counter)
+        self._ended_tokens += counter.tokens
 
 
 class TokenCounter:
     """Counts the output tokens of one response, streamed or not, over all of its sequences."""
 
     __slots__ = (
-        "_by_index", "_carry", "_count", "_count_key", "_counts", "_estimate", "_events",
-        "_features", "_finished", "_inside", "_key", "_key_at", "_line_count", "_line_index",
+        "_by_index", "_carry", "_count", "_count_key", "_counts", "_events", "_features",
+        "_finished", "_inside", "_key", "_key_at", "_line_count", "_line_index", "_model",
         "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix", "_text",
         "_text_at", "_unread",
     )  # fmt: skip
 
-    def __init__(self, estimate: TokenEstimate, sequences: int) -> None:
-        self._estimate = estimate
+    def __init__(self, model: TokenModel, sequences: int) -> None:
+        self._model = model
         self._sequences = sequences
         self._search = (_MARK if sequences == 1 else _MARK_OR_INDEX).search
         self._finished = False
@@ -106,7 +127,7 @@ class TokenCounter:
             return self._count
         # The text stays: measured in smaller parts it would seem to have more words.
         features = add(self._features, measure(self._text))
-        return self._estimate.tokens(features, self._events if self._streamed else None)
+        return self._model.estimate.tokens(features, self._events if self._streamed else None)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the response body, cut anywhere."""
@@ -160,7 +181,8 @@ class TokenCounter:
         if self._count is not None and self._counts <= 1:
             self._measure()
             events = self._events if self._streamed else None
-            self._estimate.learn(self._features, events, self._count)
+            self._model.estimate.learn(self._features, events, self._count)
+        self._model.ended(self)
 
     def _scan(self, chunk: bytes) -> None:
         """Go from mark to mark, and remember the envelope if the chunk was one whole event."""

@@ -289,3 +289,25 @@ def test_one_answer_at_once_teaches_nothing_about_events() -> None:
         _fed(_json(body), model=model).finish()
     events = [_chat("word ") for _ in range(100)]
     assert _fed(*events, model=model).tokens == pytest.approx(100, rel=0.05)
+
+
+def test_a_servers_total_counts_streams_under_way_and_those_that_ended() -> None:
+    model = TokenModel()
+    under_way = _fed(_chat("a", 3), model=model)
+    over = _fed(_chat("b"), _usage(40), model=model)
+    over.finish()
+    over.finish()
+    assert model.total_tokens == 43
+    under_way.feed(_chat("b", 7))
+    assert model.total_tokens == 47
+
+
+def test_a_total_holds_no_stream_that_ended() -> None:
+    model = TokenModel()
+    counters = [_fed(_chat("word"), model=model) for _ in range(100)]
+    estimated = model.total_tokens
+    for counter in counters:
+        counter.finish()
+    assert model.total_tokens == estimated > 0
+    counters[0].feed(_chat("late", 10_000))
+    assert model.total_tokens == estimated
