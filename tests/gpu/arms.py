@@ -11,6 +11,8 @@ OUTPUT_TOKENS = 256
 # 256 requests of 512 tokens, and 16 draft slots a request while a tree is verified.
 POOL_TOKENS = MAX_RUNNING_REQUESTS * (PROMPT_TOKENS + OUTPUT_TOKENS + 32)
 
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
 SWITCH = "SGLANG_SPEC_SWITCH_"
 
 

@@ -52,10 +52,7 @@ def check_ramp(server: Server, site: Site, phase_s: float, tokens: int) -> dict[
     """Low, high and low load: every reply complete, and speculation on, off, and on again."""
 
     def look() -> tuple[str | None, int | None]:
-        loads = server.get("/v1/loads?include=all")
-        state = server.switch() or {}
-        first = (loads.get("loads") or [{}])[0]
-        return state.get("mode"), first.get("num_running_reqs")
+        return (server.switch() or {}).get("mode"), server.running()
 
     before = server.switch() or {}
     outcome = ramp(server.url, site, phase_s, tokens, look)
@@ -113,8 +110,7 @@ def profile(server: Server, site: Site, level: int, folder: Path, gpu: bool) -> 
 def _wait_for_decoding(server: Server, level: int) -> None:
     deadline = time.monotonic() + PROFILE_WAIT_S
     while time.monotonic() < deadline:
-        first = (server.get("/v1/loads").get("loads") or [{}])[0]
-        if first.get("num_running_reqs") == level:
+        if server.running() == level:
             return
         time.sleep(0.02)
 

@@ -1,34 +1,22 @@
 """Interleaved measurement: in each round, at each level, every arm, in changing order."""
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TypeVar
 
 from tests.gpu.arms import Site
 from tests.gpu.figures import Row, decode_throughputs
 from tests.gpu.load import burst, prompts
 from tests.gpu.plan import Stage
 from tests.gpu.servers import Server
+from tests.gpu.session import Rows
 
 WARM_TOKENS = 24
 REPEATS = {1: 3, 2: 3, 4: 3, 8: 2}  # requests a worker; one at higher levels
 
 Say = Callable[[str], None]
-
-
-class Rows:
-    """Measurements, each written out as it is made."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.rows: list[Row] = []
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        with self._path.open("a") as stream:
-            stream.write(json.dumps(row) + "\n")
+T = TypeVar("T")
 
 
 def measure(server: Server, site: Site, level: int, seed: str) -> Row:
@@ -81,7 +69,7 @@ def run_rounds(
             say(f"stage {stage.number}: out of time after {number} of {stage.rounds} rounds")
             return number
         for index, level in enumerate(stage.levels):
-            for server in _order(servers, number + index):
+            for server in in_turn(servers, number + index):
                 seed = f"{stage.number} {number} {level}"
                 row = measure(server, site, level, seed)
                 rows.add({"stage": stage.number, "round": number, **row})
@@ -93,8 +81,8 @@ def run_rounds(
     return stage.rounds
 
 
-def _order(servers: Sequence[Server], turn: int) -> list[Server]:
+def in_turn(targets: Sequence[T], turn: int) -> list[T]:
     """Rotated by the turn, backwards every second time: no arm always follows the same one."""
-    shift = turn % len(servers)
-    order = [*servers[shift:], *servers[:shift]]
+    shift = turn % len(targets)
+    order = [*targets[shift:], *targets[:shift]]
     return order[::-1] if turn % 2 else order

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtest.workload import Ask, Fixed, Workload
+
 VOCABULARY = 128_256
 CONTEXT_LENGTH = 8192
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 BOS, EOS = VOCABULARY - 256, VOCABULARY - 255
 
 SHAPE: dict[str, Any] = {
@@ -52,6 +55,7 @@ def write_models(folder: Path) -> None:
                     "bos_token": f"w{BOS}",
                     "eos_token": f"w{EOS}",
                     "unk_token": "unknown",
+                    "chat_template": CHAT_TEMPLATE,
                     "model_max_length": CONTEXT_LENGTH,
                 }
             )
@@ -59,10 +63,17 @@ def write_models(folder: Path) -> None:
 
 
 def _tokenizer() -> str:
-    """One word per id, so that the server's tokenizer and detokenizer work as with a real model."""
+    """One word per id, so that the server's tokenizer and detokenizer work as with a real model.
+
+    The load client's words take the first ids: prompts of unknown words would all be alike, and
+    come from the prefix cache.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words = {f"w{index}": index for index in range(VOCABULARY - 1)} | {"unknown": VOCABULARY - 1}
+    asked = Workload("", Fixed(1, 1), seed=1).prompt(Ask(0, 10_000, 1))
+    spoken = dict(enumerate(sorted(set(asked.split()))))
+    words = {spoken.get(index, f"w{index}"): index for index in range(VOCABULARY - 1)}
+    words["unknown"] = VOCABULARY - 1
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="unknown"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer.to_str()

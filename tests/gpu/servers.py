@@ -1,16 +1,9 @@
-"""Server processes of one stage: started together, awaited, asked for their state, ended."""
+"""SGLang servers, started together and asked for their state; the plugin laid out for them."""
 
-import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import time
 import tomllib
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,14 +11,9 @@ from typing import Any
 
 from tests.gpu.arms import Arm, Site
 from tests.gpu.figures import find_key
+from tests.gpu.processes import ROOT, Process, StartError, free_port, gpu
 
-ROOT = Path(__file__).parents[2]
-TAIL_LINES = 45
-END_S = 15
-
-
-class StartError(Exception):
-    """A server did not come up, or is not the server that the arm describes."""
+FLUSH_TRIES = 200
 
 
 def write_plugin(folder: Path) -> Path:
@@ -50,80 +38,25 @@ def write_plugin(folder: Path) -> Path:
     return folder
 
 
-# Below the ephemeral ports, which any connection may take, and where SGLang's gRPC port, 10,000
-# higher, is a port too.
-_ports = iter(range(20_000 + os.getpid() % 5000, 32_000))
-
-
-def free_port() -> int:
-    """A port that nobody listens on, another one each time."""
-    for port in _ports:
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise StartError("no free port")
-
-
-class Server:
-    """One SGLang server process group and its log."""
+class Server(Process):
+    """One SGLang server."""
 
     def __init__(self, arm: Arm, site: Site, plugin: Path, log: Path) -> None:
-        self.arm = arm
-        self.log = log
-        self.started_at = time.monotonic()
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
-        with log.open("w") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, *site.command(arm, port, free_port())],
-                env=site.server_environment(arm, plugin),
-                cwd=log.parent,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def get(self, path: str, timeout_s: float = 10) -> Any:
-        """The JSON at a path."""
-        with urllib.request.urlopen(self.url + path, timeout=timeout_s) as reply:
-            return json.loads(reply.read())
-
-    def post(self, path: str, body: Any = None, timeout_s: float = 60) -> bytes:
-        """The reply's body."""
-        request = urllib.request.Request(
-            self.url + path,
-            json.dumps(body).encode() if body is not None else b"",
-            {"Content-Type": "application/json"},
+        port = free_port()
+        super().__init__(
+            arm.name,
+            site.command(arm, port, free_port()),
+            site.server_environment(arm, plugin),
+            log,
+            port=port,
+            folder=log.parent,
+            ready_path="/health",
         )
-        with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-            return reply.read()
-
-    @property
-    def alive(self) -> bool:
-        return self._process.poll() is None
-
-    def healthy(self) -> bool:
-        """Whether /health answers 200 now."""
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=2) as reply:
-                return reply.status == 200
-        except (OSError, urllib.error.URLError):
-            return False
-
-    def wait_up(self, deadline: float) -> None:
-        """Return once healthy; raise StartError when the process ends or the deadline passes."""
-        while not self.healthy():
-            if not self.alive:
-                raise StartError(f"{self.arm.name} ended at start:\n{self.tail()}")
-            if time.monotonic() > deadline:
-                raise StartError(f"{self.arm.name} is not up in time:\n{self.tail()}")
-            time.sleep(0.25)
+        self.arm = arm
 
     def flush_cache(self) -> None:
         """Empty the prefix cache; the server refuses while a request is still being put away."""
-        for _ in range(40):
+        for _ in range(FLUSH_TRIES):
             try:
                 self.post("/flush_cache", timeout_s=10)
             except urllib.error.HTTPError:
@@ -131,6 +64,11 @@ class Server:
             else:
                 return
         raise RuntimeError(f"{self.arm.name} does not become idle")
+
+    def running(self) -> int | None:
+        """Requests that it decodes or prefills now."""
+        first = (self.get("/v1/loads").get("loads") or [{}])[0]
+        return first.get("num_running_reqs")
 
     def step_times_ms(self, running: int) -> list[float]:
         """All decode step times that the server recorded with this many requests running."""
@@ -145,40 +83,17 @@ class Server:
                 return found
         return None
 
-    def log_size(self) -> int:
-        """Bytes written to the log so far."""
-        return self.log.stat().st_size
-
-    def log_since(self, offset: int) -> str:
-        """What was logged after the first `offset` bytes."""
-        with self.log.open("rb") as stream:
-            stream.seek(offset)
-            return stream.read().decode(errors="replace")
-
-    def tail(self) -> str:
-        """The end of the log, lines cut to a readable length."""
-        lines = self.log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        return "\n".join(line[:300] for line in lines)
-
-    def complaints(self) -> str:
-        """Tracebacks and errors in the log, the first few."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        words = ("Traceback", "Error", "ERROR", "Failed", "exception", "out of memory")
-        found = [line[:300] for line in lines if any(word in line for word in words)]
-        return "\n".join(line for line in found if "server_args=" not in line)[:3000]
-
-    def stop(self) -> None:
-        """End the whole process group."""
-        for sign, patience_s in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
-            try:
-                os.killpg(self._process.pid, sign)
-            except ProcessLookupError:
-                break
-            try:
-                self._process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.wait()
+    def check(self, site: Site) -> None:
+        """StartError unless the KV pool has the size that all arms were given, and a patch shows
+        that it is live in the worker that the server really uses.
+        """
+        if "--max-total-tokens" in site.arguments:
+            wanted = int(site.arguments[site.arguments.index("--max-total-tokens") + 1])
+            memory = find_key(self.get("/server_info"), "memory_usage") or {}
+            if abs(memory.get("token_capacity", 0) - wanted) > 64:
+                raise StartError(f"{self.name}: KV pool {memory}, {wanted} tokens wanted")
+        if self.arm.patched and (state := self.switch() or {}).get("state") != "active":
+            raise StartError(f"{self.name}: the plugin is not active: {state}\n{self.tail()}")
 
 
 class Fleet:
@@ -211,9 +126,7 @@ class Fleet:
         took = {}
         deadline = time.monotonic() + limit_s
         for arm in missing:
-            server = self.servers[arm.name]
-            server.wait_up(deadline)
-            took[arm.name] = round(time.monotonic() - server.started_at, 1)
+            took[arm.name] = self.servers[arm.name].wait_up(deadline)
         return took
 
     def stop(self) -> None:
@@ -240,18 +153,3 @@ def _wait_for_gpu_memory(servers: int) -> None:
         if processes is None or len(processes.split()) <= servers:
             return
         time.sleep(0.25)
-
-
-def gpu(query: str) -> str | None:
-    """One answer of nvidia-smi, None where there is none."""
-    try:
-        result = subprocess.run(
-            ["nvidia-smi", query, "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()

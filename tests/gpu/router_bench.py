@@ -1,0 +1,342 @@
+"""Measures two servers on one GPU and the router in front of them, as a client sees them.
+
+    python -m tests.gpu.router_bench --out DIR --seconds 490 --spec tree --policy threshold
+
+README.md beside this file says what a run needs and how long it takes.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from loadtest.workload import Lognormal
+from router.core.types import Role
+from tests.gpu import picture, streams
+from tests.gpu.arms import GRAPH_SIZES, Arm, Site, arms
+from tests.gpu.calibration import calibration
+from tests.gpu.measure import in_turn, warm
+from tests.gpu.processes import ROOT, Process, free_port, gpu
+from tests.gpu.servers import Fleet, Server, fleet, write_plugin
+from tests.gpu.session import Session, make_site
+
+START_LIMIT_S = 240
+ROUTER_START_S = 30
+ROUTER = "router"
+OVERHEAD_S = 0.7  # of a point, beside its load: what is left over is aborted, caches are emptied
+WINDOW_S_MIN = 1.0
+POLICIES_WITH_FILE = ("marginal",)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What is measured for how long, in seconds.
+
+    A router's first requests at a new level may go to the server that it then leaves, and occupy
+    half of the GPU until they end: its levels take longer to settle.
+    """
+
+    levels: tuple[int, ...]
+    alone_settle: float
+    alone_window: float
+    direct_settle: float
+    routed_settle: float
+    window: float
+    phases: tuple[tuple[float, int], ...]
+    straggler_tokens: int
+
+
+GPU_TIMES = Times(
+    (1, 8, 32, 64, 128), 1.0, 1.5, 1.2, 2.5, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
+)
+CPU_TIMES = Times((1, 2, 4), 2.0, 3.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
+
+
+class Router(Process):
+    """`crossover serve` in front of the two servers."""
+
+    def __init__(
+        self,
+        servers: Mapping[str, Server],
+        arguments: Sequence[str],
+        wheels: Path | None,
+        log: Path,
+    ) -> None:
+        port = free_port()
+        own = {k: v for k, v in os.environ.items() if not k.startswith("CROSSOVER_")}
+        if wheels is not None:
+            own["PYTHONPATH"] = f"{own.get('PYTHONPATH', '')}{os.pathsep}{wheels}".strip(":")
+        urls = [word for role, at in servers.items() for word in (f"--{role}-url", at.url)]
+        command = ["-m", "router", "serve", "--host", "127.0.0.1", "--port", str(port)]
+        super().__init__(
+            ROUTER,
+            [*command, *urls, *arguments],
+            own,
+            log,
+            port=port,
+            folder=ROOT,
+            ready_path="/readyz",
+        )
+
+
+class Bench(Session):
+    """A session that measures each server alone, the router, and a step."""
+
+    def __init__(
+        self, options: argparse.Namespace, site: Site, scratch: Path, times: Times
+    ) -> None:
+        super().__init__(options, site, scratch)
+        self.times = times
+        self.servers: dict[str, Server] = {}  # by role, `alone-NAME` for those without a router
+        self.router: Router | None = None
+        self.router_arguments: list[str] = []
+        self.scale = 1.0
+
+    def drive(self, running: Fleet, wanted: Mapping[str, Arm]) -> None:
+        """Everything in turn. A late run loses rounds, never a level or the step."""
+        self.start(running, wanted)
+        self.fit()
+        self.measure_alone()
+        self.start_router()
+        self.rounds(0, 1)
+        self.steps()
+        self.rounds(1, self.options.rounds)
+
+    def start(self, running: Fleet, wanted: Mapping[str, Arm]) -> None:
+        """All servers, side by side on the GPU."""
+        self.say(f"starting {', '.join(arm.name for arm in wanted.values())}")
+        limit_s = min(START_LIMIT_S, self.left_s())
+        different = list({arm.name: arm for arm in wanted.values()}.values())
+        self.starts.append(running.switch_to(different, self.options.stagger, limit_s))
+        self.memory.append(gpu("--query-gpu=memory.used"))
+        self.say(f"  up: {self.starts[-1]}  GPU memory {self.memory[-1]}")
+        self.servers = {role: running.servers[arm.name] for role, arm in wanted.items()}
+        for server in self.servers.values():
+            warm(server, self.site, self.times.levels)
+            server.check(self.site)
+        self.say("  warm")
+
+    def round_s(self) -> float:
+        """Seconds that one round of all levels takes."""
+        times = self.times
+        direct = len(self.servers) * (times.direct_settle + times.window + OVERHEAD_S)
+        return len(times.levels) * (direct + times.routed_settle + times.window + OVERHEAD_S)
+
+    def fit(self) -> None:
+        """Shorten the windows if the calibration, a round and the steps would not fit."""
+        times = self.times
+        alone = (times.alone_settle + times.alone_window + OVERHEAD_S) * len(self.servers)
+        drain = 0.3 * sum(seconds for seconds, _ in times.phases)
+        step = drain + sum(seconds for seconds, _ in times.phases)
+        whole = alone * len(times.levels) + self.round_s() + step * (len(self.servers) + 1)
+        spare = self.left_s() - ROUTER_START_S / 3 - whole
+        windows = times.window * len(times.levels) * (len(self.servers) + 1)
+        self.scale = min(1.0, max(1 + spare / windows, WINDOW_S_MIN / times.window))
+        self.say(f"  {self.left_s():.0f} s left, {whole:.0f} needed, windows x{self.scale:.2f}")
+
+    def aims(self) -> list[streams.Aim]:
+        """All that is measured: servers by themselves, and the router once it is there."""
+        names = {"spec": picture.SPEC, "base": picture.BASE}
+        processes: dict[str, Process] = dict(self.servers)
+        aims = [
+            streams.Aim(names.get(role, server.name), server.url, self.model, {role: server})
+            for role, server in self.servers.items()
+        ]
+        if self.router is not None:
+            watched = {ROUTER: self.router, **processes}
+            aims.append(streams.Aim(picture.ROUTED, self.router.url, self.model, watched))
+        return aims
+
+    @property
+    def model(self) -> str:
+        """The name under which SGLang serves the model: its path."""
+        return str(self.site.target)
+
+    def steady(self, aim: streams.Aim, level: int, stage: int, number: int) -> None:
+        """One row of one level."""
+        times, routed = self.times, aim.name == picture.ROUTED
+        alone = stage == picture.ALONE
+        settle_s = times.routed_settle if routed else times.direct_settle
+        for server in self.servers.values():
+            server.flush_cache()
+        row = streams.steady(
+            aim,
+            streams.Renewed(level, self.site.prompt_tokens, self.site.output_tokens),
+            settle_s=times.alone_settle if alone else settle_s,
+            window_s=times.alone_window if alone else times.window * self.scale,
+            seed=1000 * stage + 100_000 * number + level,
+        )
+        where = {"kind": "steady", "stage": stage, "round": number, "arm": aim.name}
+        self.rows.add({**where, **row, "switch": self.modes()})
+        self.say(
+            f"  {number} {level:>3} {aim.name:<14} {row['tok_s']:>9} tok/s  ttft "
+            f"{row['ttft_ms']['p50']}  itl {row['itl_ms']['p50']} ms  errors {row['errors']}  "
+            f"{row['in_flight']}  cpu {row['cpu']}"
+        )
+
+    def modes(self) -> dict[str, Any]:
+        """What each patched server says of its switch."""
+        return {role: s.switch() for role, s in self.servers.items() if s.arm.patched}
+
+    def measure_alone(self) -> None:
+        """Each server at each level, shortly: what the router is told before its start."""
+        for index, level in enumerate(self.times.levels):
+            for aim in in_turn(self.aims(), index):
+                self.steady(aim, level, picture.ALONE, 0)
+
+    def start_router(self) -> None:
+        """With what was just measured: a threshold, or a calibration file."""
+        known = picture.curves(self.rows.rows)
+        up_to = picture.threshold(known[picture.SPEC], known[picture.BASE])
+        self.router_arguments = ["--layout", "shared", "--policy", self.options.policy]
+        if self.options.policy in POLICIES_WITH_FILE:
+            path = self.out / "calibration.json"
+            arms = {Role.SPEC: picture.SPEC, Role.BASE: picture.BASE}
+            path.write_text(calibration(self.rows.rows, arms, self.model))
+            self.router_arguments += ["--calibration", str(path.resolve())]
+        else:
+            self.router_arguments += ["--threshold", str(self.options.threshold or up_to)]
+        self.router_arguments += shlex.split(self.options.router_arguments)
+        self.say(f"  cross at {up_to}; router: {' '.join(self.router_arguments)}")
+        pair = {role: self.servers[role] for role in ("spec", "base")}
+        log = self.scratch / "log_router.txt"
+        self.router = Router(pair, self.router_arguments, self.options.wheels, log)
+        self.starts.append({ROUTER: self.router.wait_up(time.monotonic() + ROUTER_START_S)})
+
+    def rounds(self, first: int, last: int) -> None:
+        """Rounds of all levels and arms while one more fits."""
+        longest_s = self.round_s() if first else 0.0
+        for number in range(first, last):
+            begin = time.monotonic()
+            if longest_s > self.left_s():
+                self.say(f"out of time after {number} of {last} rounds")
+                return
+            for index, level in enumerate(self.times.levels):
+                for aim in in_turn(self.aims(), number + index):
+                    self.steady(aim, level, picture.ROUNDS, number)
+            longest_s = time.monotonic() - begin
+
+    def steps(self) -> None:
+        """The step, on each server by itself and routed."""
+
+        site = self.site
+        output = Lognormal(0.8 * site.output_tokens, 0.6, 4 * site.output_tokens)
+        lengths = streams.Mixed(site.prompt_tokens, output, self.times.straggler_tokens)
+        plan = streams.Step(self.times.phases, lengths)
+        for aim in self.aims():
+            for server in self.servers.values():
+                server.flush_cache()
+            row = streams.step(aim, plan, seed=7, look=self.look)
+            where = {"kind": "step", "stage": picture.ROUNDS, "round": 0, "arm": aim.name}
+            self.rows.add({**where, **row, "switch": self.modes()})
+            self.say(
+                f"  step {aim.name:<14} {row['tokens']} tokens in {row['wall_s']} s, switches "
+                f"{row['switches']}, errors {row['errors']}, straggler {row['straggler']}"
+            )
+
+    def look(self) -> dict[str, object]:
+        """What the servers and the router say of themselves now; nothing where one is late."""
+        seen: dict[str, object] = {}
+        try:
+            for role, server in self.servers.items():
+                seen[role] = server.running()
+                if server.arm.patched:
+                    seen[f"{role}_mode"] = (server.switch() or {}).get("mode")
+            if self.router is not None:
+                seen[ROUTER] = self.router.get("/crossover/state")["policy"]["mode"]
+        except (OSError, ValueError, KeyError):
+            pass
+        return seen
+
+    def finish(self, error: str | None) -> None:
+        """Write what was found."""
+        rows = self.rows.rows
+        found = {
+            "levels": self.times.levels,
+            "servers": {
+                role: {
+                    "arm": server.arm.name,
+                    "arguments": server.arm.arguments,
+                    "environment": dict(server.arm.environment),
+                }
+                for role, server in self.servers.items()
+            },
+            "router": self.router_arguments,
+            "goals": picture.judge(rows),
+            "step_losses": picture.losses(rows),
+        }
+        report = picture.report(rows) if rows else "nothing was measured\n"
+        self.write(error, found, report)
+
+
+def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--seconds", type=float, default=480, help="budget of the whole run")
+    parser.add_argument("--spec", default="tree", help="arm of the speculating server")
+    parser.add_argument("--base", default="plain", help="arm of the other")
+    parser.add_argument("--alone", help="an arm that no router is put before")
+    parser.add_argument("--policy", default="marginal", help="of the router")
+    parser.add_argument("--threshold", type=int, help="of the router; else as measured")
+    parser.add_argument("--router-arguments", default="", help="further flags of the router")
+    parser.add_argument("--rounds", type=int, default=3, help="as many as fit")
+    parser.add_argument("--stagger", type=float, default=12, help="seconds between two starts")
+    parser.add_argument("--tree-threshold", type=int, default=8)
+    parser.add_argument("--chain-threshold", type=int, default=90)
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".sgl/wheels")
+    parser.add_argument("--dry-run-cpu", action="store_true", help="tiny models, no figures")
+    return parser.parse_args(arguments)
+
+
+def wanted_arms(options: argparse.Namespace) -> dict[str, Arm]:
+    """The arm of each role; ValueError for one that there is not."""
+    known = arms(options.tree_threshold, options.chain_threshold)
+    asked = {"spec": options.spec, "base": options.base}
+    if options.alone:
+        asked["alone"] = options.alone
+    unknown = [name for name in asked.values() if name not in known]
+    if unknown or len(set(asked.values())) != len(asked):
+        raise ValueError(f"{', '.join(asked.values())}: different arms of {', '.join(known)}")
+    return {role: known[name] for role, name in asked.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure; 0 when all ran, whatever the figures, 1 otherwise, 2 for bad arguments."""
+    options = read_options(arguments)
+    try:
+        wanted = wanted_arms(options)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    # For this process, which loads, and the router: a server sees what it would see without.
+    options.wheels = None if find_spec("httptools") else options.wheels.resolve()
+    if options.wheels is not None:
+        sys.path.append(str(options.wheels))
+    with tempfile.TemporaryDirectory(prefix="router-bench-") as scratch:
+        folder = Path(scratch)
+        site = make_site(options.dry_run_cpu, GRAPH_SIZES, folder)
+        bench = Bench(options, site, folder, CPU_TIMES if options.dry_run_cpu else GPU_TIMES)
+        with fleet(site, folder, write_plugin(folder / "plugin")) as running:
+            try:
+                failure = bench.guarded(lambda: bench.drive(running, wanted))
+                if failure:
+                    router = [] if bench.router is None else [bench.router]
+                    bench.show_logs([*router, *running.servers.values()])
+            finally:
+                if bench.router is not None:
+                    bench.router.stop()
+            bench.finish(failure)
+        bench.say("done")
+        return 1 if failure else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
