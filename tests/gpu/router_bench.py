@@ -6,13 +6,12 @@ README.md beside this file says what a run needs and how long it takes.
 """
 
 import argparse
-import os
 import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,13 @@ from tests.gpu import picture, streams
 from tests.gpu.arms import GRAPH_SIZES, Arm, Site, arms
 from tests.gpu.calibration import calibration
 from tests.gpu.measure import in_turn, warm
-from tests.gpu.processes import ROOT, Process, free_port, gpu
+from tests.gpu.processes import ROOT, Process, gpu
+from tests.gpu.router_process import ROUTER, Router
 from tests.gpu.servers import Fleet, Server, fleet, write_plugin
 from tests.gpu.session import Session, make_site
 
 START_LIMIT_S = 240
 ROUTER_START_S = 30
-ROUTER = "router"
 OVERHEAD_S = 0.7  # of a point, beside its load: what is left over is aborted, caches are emptied
 WINDOW_S_MIN = 1.0
 POLICIES_WITH_FILE = ("marginal",)
@@ -57,33 +56,6 @@ GPU_TIMES = Times(
     (1, 8, 32, 64, 128), 1.0, 1.5, 1.2, 2.5, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
 )
 CPU_TIMES = Times((1, 2, 4), 2.0, 3.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
-
-
-class Router(Process):
-    """`crossover serve` in front of the two servers."""
-
-    def __init__(
-        self,
-        servers: Mapping[str, Server],
-        arguments: Sequence[str],
-        wheels: Path | None,
-        log: Path,
-    ) -> None:
-        port = free_port()
-        own = {k: v for k, v in os.environ.items() if not k.startswith("CROSSOVER_")}
-        if wheels is not None:
-            own["PYTHONPATH"] = f"{own.get('PYTHONPATH', '')}{os.pathsep}{wheels}".strip(":")
-        urls = [word for role, at in servers.items() for word in (f"--{role}-url", at.url)]
-        command = ["-m", "router", "serve", "--host", "127.0.0.1", "--port", str(port)]
-        super().__init__(
-            ROUTER,
-            [*command, *urls, *arguments],
-            own,
-            log,
-            port=port,
-            folder=ROOT,
-            ready_path="/readyz",
-        )
 
 
 class Bench(Session):
@@ -287,6 +259,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--policy", default="marginal", help="of the router")
     parser.add_argument("--threshold", type=int, help="of the router; else as measured")
     parser.add_argument("--router-arguments", default="", help="further flags of the router")
+    parser.add_argument("--server-arguments", default="", help="further flags of all servers")
     parser.add_argument("--rounds", type=int, default=3, help="as many as fit")
     parser.add_argument("--stagger", type=float, default=12, help="seconds between two starts")
     parser.add_argument("--tree-threshold", type=int, default=8)
@@ -323,6 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="router-bench-") as scratch:
         folder = Path(scratch)
         site = make_site(options.dry_run_cpu, GRAPH_SIZES, folder)
+        site = replace(site, arguments=(*site.arguments, *shlex.split(options.server_arguments)))
         bench = Bench(options, site, folder, CPU_TIMES if options.dry_run_cpu else GPU_TIMES)
         with fleet(site, folder, write_plugin(folder / "plugin")) as running:
             try:

@@ -17,6 +17,7 @@ from tests.gpu import picture
 from tests.gpu.calibration import calibration
 from tests.gpu.picture import phase_tokens
 from tests.gpu.processes import ROOT, Process, free_port
+from tests.gpu.router_process import Router
 from tests.gpu.streams import STRAGGLER, Aim, Mixed, Renewed, Step, steady, step
 
 CURVES = {
@@ -173,3 +174,19 @@ def test_a_step_is_run_to_its_last_answer(engine: Process) -> None:
     assert sum(phase_tokens(row | {"kind": "step"})) == pytest.approx(row["tokens"], rel=0.05)
     assert row["samples"][0]["seen"] == 1
     json.dumps(row)
+
+
+def test_the_router_is_asked_as_a_server_is(engine: Process, tmp_path: Path) -> None:
+    arguments = ["--layout", "shared", "--policy", "spec-only"]
+    router = Router({"spec": engine}, arguments, None, tmp_path / "router.txt")
+    try:
+        router.wait_up(time.monotonic() + 30)
+        aim = Aim(picture.ROUTED, router.url, MODEL_NAME, {"router": router})
+        row = steady(aim, Renewed(2, 16, 32), settle_s=0.2, window_s=0.4, seed=1)
+        mode = router.get("/crossover/state")["policy"]["mode"]
+    finally:
+        router.stop()
+    assert row["errors"] == 0
+    assert row["in_flight"]["spec"] > 1
+    assert row["cpu"]["router"] is not None
+    assert mode == "spec"
