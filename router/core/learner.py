@@ -86,6 +86,7 @@ class Learner:
         self.layout = layout
         self.model = None if calibration is None else calibration.model
         self._given = calibration
+        self._specs = {server.name: server for server in servers}
         self.servers = {
             server.name: ServerModel(
                 server,
@@ -111,6 +112,10 @@ class Learner:
         switch = report.switch
         active = switch is not None and switch.state == "active"
         server.threshold = switch.threshold if switch is not None and active else None
+
+    def forget(self, name: str) -> None:
+        """Drop what is known of a server: it is not the one that it was."""
+        self.servers[name] = ServerModel(self._specs[name], self.tuning, None)
 
     def tpot_s(self, server: str, sequences: float) -> Estimate | None:
         """Return seconds per output token with so many sequences in flight; None if unknown."""
