@@ -23,6 +23,9 @@ _BRACKETS_MAX = 200_000
 SEQUENCES_MAX = 4096
 _BYTES_PER_TOKEN = 4
 _DEPTH_MAX = 16
+# How much of a conversation's opening tells it from others.
+_OPENING_CHARS_MAX = 4096
+_OPENING_MESSAGES_MAX = 8
 
 _NOTHING = RequestShape(sequences=0)
 
@@ -36,8 +39,8 @@ class Peek:
     abortable: bool = False
 
 
-def peek(body: bytes, route: Inference) -> Peek:
-    """Read a body once."""
+def peek(body: bytes, route: Inference, session: bytes | None = None) -> Peek:
+    """Read a body once. `session` is what the client calls its conversation, if it does."""
     if not route.prompt_keys:
         return Peek(_NOTHING)
     value = _parse(body)
@@ -53,6 +56,7 @@ def peek(body: bytes, route: Inference) -> Peek:
         prompt_tokens=sum(sizes),
         max_tokens=_max_tokens(value, options),
         longest_prompt_tokens=max(sizes) if len(sizes) > 1 else None,
+        session=hash(session) if session else _session(value, route),
     )
     abortable = (
         route.rid_key is not None
@@ -104,6 +108,27 @@ def _prompts(value: Mapping[str, Any], route: Inference) -> tuple[Sequence[Any],
     if not isinstance(prompt, list) or all(isinstance(item, int) for item in prompt):
         return [prompt], False
     return prompt, True
+
+
+def _session(value: Mapping[str, Any], route: Inference) -> int | None:
+    """Return a hash of how a conversation opens, up to its first user's message.
+
+    Its later requests open alike; so may another conversation's, which does little harm.
+    """
+    messages = value.get("messages") if route.conversation else None
+    if not isinstance(messages, list):
+        return None
+    opening: list[str] = []
+    for message in messages[:_OPENING_MESSAGES_MAX]:
+        if not isinstance(message, dict):
+            return None
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [{"text": content}]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        opening.extend(text[:_OPENING_CHARS_MAX] for text in texts if isinstance(text, str))
+        if message.get("role") == "user":
+            return hash(tuple(opening)) if opening else None
+    return None
 
 
 def _tokens(prompt: Any, depth: int = 0) -> int:

@@ -162,3 +162,44 @@ def test_no_json_upsets_the_peek(value: Any) -> None:
             shape = look(path, body).shape
             assert 1 <= shape.sequences <= SEQUENCES_MAX or shape.sequences == 0
             assert shape.prompt_tokens >= 0
+
+
+def session(body: dict[str, Any], header: bytes | None = None, path: str = CHAT) -> int | None:
+    route = classify("POST", path)
+    assert isinstance(route, Inference)
+    return peek(json.dumps(body).encode(), route, header).shape.session
+
+
+def test_the_requests_of_a_conversation_share_a_session() -> None:
+    system = {"role": "system", "content": "be brief"}
+    first = [system, {"role": "user", "content": "hi"}]
+    later = [*first, {"role": "assistant", "content": "yes?"}, {"role": "user", "content": "why"}]
+    assert session({"messages": first}) == session({"messages": later}) is not None
+    assert session({"messages": first}) != session({"messages": first[1:]})
+    assert session({"messages": first}) != session(chat("ho"))
+
+
+def test_a_conversation_that_opens_with_parts_has_a_session() -> None:
+    def opening(text: str) -> dict[str, Any]:
+        image = {"type": "image_url", "image_url": {"url": "data:"}}
+        return chat("") | {
+            "messages": [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
+        }
+
+    assert session(opening("what is this")) == session(opening("what is this"))
+    assert session(opening("what is this")) != session(opening("where is this"))
+
+
+def test_a_client_may_name_its_session() -> None:
+    assert session(chat("a"), b"s-1") == session(chat("b"), b"s-1") is not None
+    assert session(chat("a"), b"s-1") != session(chat("a"), b"s-2")
+    assert session({"prompt": "a"}, b"s-1", "/v1/completions") == session(chat("b"), b"s-1")
+
+
+@pytest.mark.parametrize("messages", [[], "hi", [1], [{}], [{"role": "user"}], None])
+def test_what_is_no_conversation_has_no_session(messages: object) -> None:
+    assert session({"messages": messages}) is None
+
+
+def test_a_lone_prompt_has_no_session() -> None:
+    assert session({"prompt": "a"}, path="/v1/completions") is None
