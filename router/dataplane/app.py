@@ -11,7 +11,7 @@ from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
-from router.dataplane.control import PATHS, Parts, create_control
+from router.dataplane.control import Parts, create_control
 from router.dataplane.logs import log_request
 from router.dataplane.loop_lag import LoopLag
 from router.dataplane.metrics import Metrics, Sources
@@ -37,11 +37,11 @@ class _Observer:
 
 
 class CrossoverApp:
-    """The ASGI application: the router's own paths to the control plane, all else to the relay."""
+    """The ASGI application: the router's own paths, and its life. All else is `relay`'s."""
 
     def __init__(self, relay: Relay, prober: Prober, lag: LoopLag, parts: Parts) -> None:
         self.parts = parts
-        self._relay = relay
+        self.relay = relay
         self._prober = prober
         self._lag = lag
         self._control = create_control(parts)
@@ -49,10 +49,7 @@ class CrossoverApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request, or the application's life."""
         if scope["type"] == "http":
-            if scope["path"] in PATHS:
-                await self._control(dict(scope), receive, send)
-            else:
-                await self._relay(scope, receive, send)
+            await self._control(dict(scope), receive, send)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
@@ -60,14 +57,14 @@ class CrossoverApp:
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
-        self._relay.start()
+        self.relay.start()
         self._prober.start()
         self._lag.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self._lag.stop()
         await self._prober.aclose()
-        await self._relay.aclose()
+        await self.relay.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
 

@@ -1,11 +1,11 @@
 """One attempt: a lease, a connection, an exchange, and what became of them.
 
-The lease is taken before anything is awaited and released in `finally`, so that it comes back
-exactly once whatever happens. A retry after a refusal belongs to the caller: all that it needs to
-know is in the verdict.
+The lease is taken at once and released exactly once, at the attempt's end or when it is abandoned,
+whatever happens. Only waiting for a new connection takes a task.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex
@@ -15,14 +15,13 @@ from router.core.types import Decision, Outcome
 from router.dataplane import errors
 from router.dataplane.abort import Aborter
 from router.dataplane.asgi import Headers
-from router.dataplane.client import Client
+from router.dataplane.cycle import Cycle
 from router.dataplane.errors import ErrorReply
 from router.dataplane.exchange import Context, Exchange
 from router.dataplane.headers import REQUEST_ID, encode_head, first, own
-from router.dataplane.outlet import Outlet
 from router.dataplane.paths import Inference
 from router.dataplane.peek import Peek, splice
-from router.dataplane.sse import Refusal
+from router.dataplane.sse import Refusal  # noqa: TC001
 from router.dataplane.upstream import (
     ConnectError,
     Connection,
@@ -32,16 +31,17 @@ from router.dataplane.upstream import (
 )
 from router.settings import Timeouts
 
+logger = logging.getLogger(__name__)
+
 # Harmless to send twice.
 _IDEMPOTENT = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True)
 class Inbound:
-    """A client's request, as it is to be forwarded. `target` is path and query as they came."""
+    """A client's request, as it is to be forwarded."""
 
-    method: str
-    target: bytes
+    cycle: Cycle
     headers: Headers
     body: bytes
     route: Inference
@@ -49,28 +49,8 @@ class Inbound:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How an attempt ended. `refused_connection`: nothing was sent, another server may be tried.
-
-    `reply` is still to be sent; `broken`, the response is to be cut short; `status` is what the
-    client was sent, if it was.
-    """
-
-    outcome: Outcome
-    reply: ErrorReply | Refusal | None = None
-    status: int | None = None
-    refused_connection: bool = False
-    broken: bool = False
-    streams: bool = False
-    error: str | None = None
-    first_token_at: float | None = None
-    output_tokens: int = 0
-    tokens_exact: bool = False
-
-
 class Attempts:
-    """Makes attempts, and sweeps those under way for what stands still."""
+    """Makes attempts, and holds what they share."""
 
     def __init__(
         self,
@@ -81,23 +61,15 @@ class Attempts:
         clock: Callable[[], float],
     ) -> None:
         self.aborter = Aborter()
+        self.ledger = ledger
+        self.timeouts = timeouts
+        self.gaps = gaps
+        self.clock = clock
         self._upstreams = upstreams
-        self._ledger = ledger
-        self._timeouts = timeouts
-        self._gaps = gaps
-        self._clock = clock
-        self._open: set[Exchange] = set()
         self._swept_at = 0.0
 
-    @property
-    def open_exchanges(self) -> int:
-        """Exchanges under way."""
-        return len(self._open)
-
     def sweep(self, now: float) -> None:
-        """Expire exchanges and idle connections; tell each server's health of data that flowed."""
-        for exchange in tuple(self._open):
-            exchange.expire(now)
+        """Close connections that idled too long; tell each server's health of data that flowed."""
         for upstream in self._upstreams.values():
             upstream.pool.sweep(now)
             token_at = upstream.health.last_token_at
@@ -105,131 +77,209 @@ class Attempts:
                 upstream.health.token(token_at)
         self._swept_at = now
 
-    async def make(
-        self, inbound: Inbound, decision: Decision, client: Client, outlet: Outlet
-    ) -> Verdict:
-        """Send the request to the decided server and its answer to the client."""
-        upstream = self._upstreams[decision.server]
-        shape = inbound.peek.shape
-        lease = self._ledger.acquire(decision.server, shape, self._clock())
-        outcome = Outcome.UPSTREAM_ERROR
-        try:
-            context = Context(
-                route=inbound.route,
-                lease=lease,
-                health=upstream.health,
-                counter=upstream.tokens.counter(max(shape.sequences, 1)),
-                gap=self._gaps[decision.server],
-                timeouts=self._timeouts,
-                clock=self._clock,
-                own_headers=own(inbound.request_id, decision),
-            )
-            verdict = await self._exchange(inbound, upstream, context, client, outlet)
-            outcome = verdict.outcome
-        except asyncio.CancelledError:
-            outcome = Outcome.CLIENT_DISCONNECT
-            raise
-        finally:
-            lease.release(outcome, self._clock())
-        return verdict
+    def make(
+        self, inbound: Inbound, decision: Decision, over: Callable[["Attempt"], None]
+    ) -> "Attempt":
+        """Return an attempt at the decided server, its lease taken.
 
-    async def _exchange(
-        self,
-        inbound: Inbound,
-        upstream: Upstream,
-        context: Context,
-        client: Client,
-        outlet: Outlet,
-    ) -> Verdict:
-        name = upstream.spec.name
-        for fresh in (False, True):
-            try:
-                connection = await upstream.pool.connection(fresh=fresh)
-            except ExhaustedError as error:
-                return Verdict(Outcome.REJECTED, reply=errors.exhausted(), error=str(error))
-            except ConnectError as error:
-                upstream.failed(self._clock(), error)
-                return Verdict(
-                    Outcome.UPSTREAM_ERROR,
-                    reply=errors.upstream_unreachable(name),
-                    refused_connection=True,
-                    error=str(error),
-                )
-            if client.gone:
-                upstream.pool.put(connection)
-                return Verdict(Outcome.CLIENT_DISCONNECT)
-            exchange = Exchange(context, outlet, connection)
-            await self._run(exchange, connection, inbound, upstream, client, outlet)
-            if exchange.failure is not None:
-                upstream.failed(self._clock(), exchange.failure)
-            if fresh or not _was_stale(exchange, connection, inbound.method):
-                return _verdict(exchange, context)
-        raise AssertionError("unreachable")
-
-    async def _run(
-        self,
-        exchange: Exchange,
-        connection: Connection,
-        inbound: Inbound,
-        upstream: Upstream,
-        client: Client,
-        outlet: Outlet,
-    ) -> None:
-        """Send, and wait until the response is over. Leaves nothing behind, even if cancelled."""
-        rid, body = _with_rid(inbound)
-        headers = [*inbound.headers, (REQUEST_ID, inbound.request_id.encode("ascii"))]
-        target = upstream.pool.base_path + inbound.target
-        head = encode_head(inbound.method, target, upstream.pool.host, headers, len(body))
-        client.on_gone = exchange.client_gone
-        self._open.add(exchange)
-        try:
-            connection.start(exchange, head, body, head_request=inbound.method == "HEAD")
-            await exchange.done
-            await outlet.flush()
-        finally:
-            self._open.discard(exchange)
-            client.on_gone = None
-            exchange.client_gone()  # nothing happens if it is over
-            given_up = exchange.outcome in (Outcome.CLIENT_DISCONNECT, Outcome.TIMEOUT)
-            if rid is not None and given_up and not exchange.complete:
-                authorization = first(inbound.headers, b"authorization")
-                self.aborter.abort(upstream.pool, upstream.spec.name, rid, authorization)
+        `over` is called at its end, but not if it is abandoned.
+        """
+        return Attempt(self, inbound, self._upstreams[decision.server], decision, over)
 
 
-def _with_rid(inbound: Inbound) -> tuple[str | None, bytes]:
-    """Return the id that this attempt can be aborted by, and the body that carries it.
+class Attempt:
+    """One attempt under way.
 
-    Ids have one length, because an engine aborts whatever begins with the id that it is given.
+    Once it is over: `refused_connection`: nothing was sent, another server may be tried; `reply` is
+    still to be sent; `broken`, the response is to be cut short, after `last`; `status` is what the
+    client was sent, if it was.
     """
-    key = inbound.route.rid_key
-    if key is None or not inbound.peek.abortable:
-        return None, inbound.body
-    rid = token_hex(16)
-    if key == "request_id":
-        rid = f"resp_{rid}"  # it becomes the id of the response object
-    return rid, splice(inbound.body, key, rid)
 
+    __slots__ = (
+        "_connecting", "_connection", "_exchange", "_lease", "_made_by", "_over", "_rid",
+        "_upstream", "broken", "counter", "error", "inbound", "last", "outcome", "own_headers",
+        "refused_connection", "reply", "status", "streams",
+    )  # fmt: skip
 
-def _was_stale(exchange: Exchange, connection: Connection, method: str) -> bool:
-    """Whether a reused connection died without a byte, under what may be sent again."""
-    return (
-        method in _IDEMPOTENT
-        and connection.reused
-        and not connection.answered
-        and isinstance(exchange.failure, ConnectionBroken)
-    )
+    def __init__(
+        self,
+        made_by: Attempts,
+        inbound: Inbound,
+        upstream: Upstream,
+        decision: Decision,
+        over: Callable[["Attempt"], None],
+    ) -> None:
+        shape = inbound.peek.shape
+        self._made_by = made_by
+        self.inbound = inbound
+        self._upstream = upstream
+        self._over = over
+        self._lease = made_by.ledger.acquire(decision.server, shape, made_by.clock())
+        self.counter = upstream.tokens.counter(max(shape.sequences, 1))
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._connection: Connection | None = None
+        self._exchange: Exchange | None = None
+        self._rid: str | None = None
+        self.own_headers = own(inbound.request_id, decision)
+        self.outcome = Outcome.UPSTREAM_ERROR
+        self.reply: ErrorReply | Refusal | None = None
+        self.status: int | None = None
+        self.refused_connection = False
+        self.broken = False
+        self.last = b""
+        self.streams = False
+        self.error: str | None = None
 
+    @property
+    def server(self) -> str:
+        """The server's name."""
+        return self._upstream.spec.name
 
-def _verdict(exchange: Exchange, context: Context) -> Verdict:
-    context.counter.finish()
-    return Verdict(
-        outcome=exchange.outcome,
-        reply=exchange.reply,
-        status=exchange.status,
-        broken=exchange.broken,
-        streams=exchange.streams,
-        error=exchange.error,
-        first_token_at=context.lease.first_token_at,
-        output_tokens=round(context.counter.tokens),
-        tokens_exact=context.counter.exact,
-    )
+    @property
+    def first_token_at(self) -> float | None:
+        """When the first token came, None if none did."""
+        return self._lease.first_token_at
+
+    def start(self) -> None:
+        """Send the request as soon as there is a connection: now, if one is idle."""
+        connection = self._upstream.pool.take()
+        if connection is not None:
+            self._send(connection)
+        else:
+            self._connect()
+
+    def pause(self) -> None:
+        """Read no more from the engine: the client is slower."""
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    def abandon(self, outcome: Outcome) -> None:
+        """Stop at once: nobody waits for the answer."""
+        self._connecting = None  # the connection, once it is made, is for others
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abandon()
+            self._abort()
+        self._end(exchange, outcome)
+
+    def expire(self, now: float) -> None:
+        """Give up an engine that stands still for too long."""
+        if self._exchange is not None:
+            self._exchange.expire(now, self._made_by.timeouts)
+
+    def _connect(self) -> None:
+        connecting = asyncio.get_running_loop().create_task(self._upstream.pool.connect())
+        self._connecting = connecting
+        connecting.add_done_callback(self._connected)
+
+    def _connected(self, connecting: asyncio.Task[Connection]) -> None:
+        if connecting.cancelled():
+            return
+        error = connecting.exception()
+        if self._connecting is None:  # abandoned
+            if error is None:
+                self._upstream.pool.put(connecting.result())
+            return
+        self._connecting = None
+        if error is None:
+            self._send(connecting.result())
+        elif isinstance(error, ExhaustedError):
+            self._fail(Outcome.REJECTED, errors.exhausted(), str(error))
+        elif isinstance(error, ConnectError):
+            self._upstream.failed(self._made_by.clock(), error)
+            self.refused_connection = True
+            reply = errors.upstream_unreachable(self.server)
+            self._fail(Outcome.UPSTREAM_ERROR, reply, str(error))
+        else:
+            logger.error("connecting to server %s failed", self.server, exc_info=error)
+            self._fail(Outcome.UPSTREAM_ERROR, errors.internal(), "internal error")
+
+    def _send(self, connection: Connection) -> None:
+        inbound, pool = self.inbound, self._upstream.pool
+        cycle = inbound.cycle
+        body = self._with_rid()
+        headers = [*inbound.headers, (REQUEST_ID, inbound.request_id.encode("ascii"))]
+        target = pool.base_path + cycle.target
+        head = encode_head(cycle.method, target, pool.host, headers, len(body))
+        context = Context(
+            inbound.route,
+            self._lease,
+            self._upstream.health,
+            self.counter,
+            self._made_by.gaps[self.server],
+            self._made_by.clock,
+            self.own_headers,
+            self._exchanged,
+        )
+        self._exchange = Exchange(context, cycle, connection)
+        self._connection = connection
+        connection.start(self._exchange, head, body, head_request=cycle.method == "HEAD")
+
+    def _with_rid(self) -> bytes:
+        """Return the body with an id in it that this attempt can be aborted by.
+
+        Ids have one length, because an engine aborts whatever begins with the id that it is given.
+        """
+        inbound = self.inbound
+        key = inbound.route.rid_key
+        if key is None or not inbound.peek.abortable:
+            return inbound.body
+        rid = token_hex(16)
+        if key == "request_id":
+            rid = f"resp_{rid}"  # it becomes the id of the response object
+        self._rid = rid
+        return splice(inbound.body, key, rid)
+
+    def _exchanged(self) -> None:
+        """Take the result of the exchange, unless it is to be sent again."""
+        exchange, self._exchange = self._exchange, None
+        assert exchange is not None
+        if exchange.failure is not None:
+            self._upstream.failed(self._made_by.clock(), exchange.failure)
+            if self._was_stale(exchange):
+                self._connect()
+                return
+        if exchange.outcome is Outcome.TIMEOUT:
+            self._abort()
+        self.reply = exchange.reply
+        self.broken = exchange.broken
+        self.last = exchange.last
+        self.error = exchange.error
+        self._end(exchange, exchange.outcome)
+        self._over(self)
+
+    def _was_stale(self, exchange: Exchange) -> bool:
+        """Whether a reused connection died without a byte, under what may be sent again."""
+        connection = self._connection
+        return (
+            connection is not None
+            and self.inbound.cycle.method in _IDEMPOTENT
+            and connection.reused
+            and not connection.answered
+            and isinstance(exchange.failure, ConnectionBroken)
+        )
+
+    def _abort(self) -> None:
+        """Tell the engine that nobody waits for the answer, where it can be told."""
+        if self._rid is not None:
+            authorization = first(self.inbound.headers, b"authorization")
+            self._made_by.aborter.abort(self._upstream.pool, self.server, self._rid, authorization)
+
+    def _fail(self, outcome: Outcome, reply: ErrorReply, error: str) -> None:
+        self.reply = reply
+        self.error = error
+        self._end(None, outcome)
+        self._over(self)
+
+    def _end(self, exchange: Exchange | None, outcome: Outcome) -> None:
+        if exchange is not None:
+            self.status = exchange.status
+            self.streams = exchange.streams
+        self.outcome = outcome
+        self.counter.finish()
+        self._lease.release(outcome, self._made_by.clock())

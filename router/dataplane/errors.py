@@ -17,14 +17,6 @@ from router.dataplane.asgi import Headers
 _BAD_GATEWAY = 502
 
 
-class BrokenResponse(Exception):  # noqa: N818  (a deed, not a fault)
-    """Raised out of the application to break a response that cannot be completed.
-
-    The cause is recorded already. ASGI has no other way to cut a body short: the server closes the
-    connection, and the client sees the framing broken.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
     """One of the router's own errors. `retry_after_s` is for those that pass by themselves."""

@@ -9,7 +9,6 @@ that it should have been. What goes wrong in BODY ends the open event, adds one 
 breaks the connection: a client then sees an error, never an answer that looks complete.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,11 +19,11 @@ from router.core.tokens import TokenCounter
 from router.core.types import Outcome
 from router.dataplane import errors, sse
 from router.dataplane.asgi import Headers
+from router.dataplane.cycle import Cycle
 from router.dataplane.errors import ErrorReply
-from router.dataplane.headers import first, forwarded_response
-from router.dataplane.outlet import Outlet
+from router.dataplane.headers import NO_BODY, first, forwarded_response
 from router.dataplane.paths import Inference
-from router.dataplane.upstream import NO_BODY, BodyTruncated, Connection, UpstreamError
+from router.dataplane.upstream import BodyTruncated, Connection, UpstreamError
 from router.settings import Timeouts
 
 
@@ -37,37 +36,40 @@ class _Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What an exchange needs to know of its server and its request."""
+    """What an exchange needs to know of its server and its request.
+
+    `over` is called once, when no callback will send any more.
+    """
 
     route: Inference
     lease: Lease
     health: ServerHealth
     counter: TokenCounter
     gap: Callable[[float], None]
-    timeouts: Timeouts
     clock: Callable[[], float]
     own_headers: Headers
+    over: Callable[[], None]
 
 
 class Exchange:
     """The sink of one upstream response, and the source of the client's.
 
-    `done` is set when no callback will send any more. Then `outcome` says how it ended; `reply` is
-    the error to send if nothing was sent so far; `broken`, that the response is to be cut short;
-    `failure`, what the connection reported.
+    Once it is over, `outcome` says how it ended; `reply` is the error to send if nothing was sent
+    so far; `broken`, that the response is to be cut short, after `last`; `failure`, what the
+    connection reported.
     """
 
     __slots__ = (
-        "_clock", "_connection", "_context", "_counter", "_gap", "_head", "_health", "_held",
-        "_last_at", "_outlet", "_reported_error", "_sent_at", "_stage", "_tail", "_token_marker",
-        "_waiting", "broken", "complete", "done", "error", "failure", "outcome", "reply", "status",
-        "streams",
+        "_clock", "_connection", "_context", "_counter", "_cycle", "_ended", "_gap", "_head",
+        "_health", "_held", "_last_at", "_reported_error", "_sent_at", "_stage", "_tail",
+        "_token_marker", "_waiting", "broken", "complete", "error", "failure", "last", "outcome",
+        "reply", "status", "streams",
     )  # fmt: skip
 
-    def __init__(self, context: Context, outlet: Outlet, connection: Connection) -> None:
+    def __init__(self, context: Context, cycle: Cycle, connection: Connection) -> None:
         self._context = context
         self._clock = context.clock
-        self._outlet = outlet
+        self._cycle = cycle
         self._connection = connection
         self._gap = context.gap
         self._counter = context.counter
@@ -78,18 +80,17 @@ class Exchange:
         self._held = b""
         self._tail = b""
         self._waiting = True
-        self._reported_error = False
+        self._reported_error = self._ended = False
         self._sent_at = self._last_at = context.clock()
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.streams = False
         self.status: int | None = None
         self.outcome = Outcome.OK
         self.reply: ErrorReply | sse.Refusal | None = None
         self.broken = False
+        self.last = b""
         self.complete = False
         self.failure: UpstreamError | None = None
         self.error: str | None = None
-        outlet.attach(self)
 
     # The upstream connection's side.
 
@@ -104,7 +105,7 @@ class Exchange:
             self._stage = _Stage.HOLD
         else:
             self._waiting = False
-            self._last_at = self._context.clock()
+            self._last_at = self._clock()
             self._commit()
 
     def on_body(self, data: bytes) -> None:
@@ -126,21 +127,13 @@ class Exchange:
     def on_end(self) -> None:
         """End the response, unless the stream lacks its end."""
         self.complete = True
-        marker = self._context.route.end_marker
-        incomplete = (
-            self.streams
-            and marker is not None
-            and not self._reported_error
-            and not sse.ends_with(self._tail, marker)
-        )
-        if self._stage is _Stage.HOLD and not incomplete:
-            self._release(self._context.clock())
-        if incomplete:
+        if self._lacks_end():
             self._give_up(errors.upstream_truncated(self._server))
-        elif self._stage is _Stage.BODY:
-            self._outlet.end()
-            failed = Outcome.UPSTREAM_ERROR if self._reported_error else None
-            self._over(failed or errors.outcome_of(self._head[0]))
+            return
+        if self._stage is _Stage.HOLD:
+            self._release(self._clock())
+        failed = Outcome.UPSTREAM_ERROR if self._reported_error else None
+        self._over(failed or errors.outcome_of(self._head[0]))
 
     def on_fail(self, error: UpstreamError) -> None:
         """Tell the client that the engine broke off."""
@@ -149,7 +142,7 @@ class Exchange:
         make = errors.upstream_truncated if truncated else errors.upstream_broken
         self._give_up(make(self._server), str(error))
 
-    # The outlet's side.
+    # The client's side.
 
     def pause(self) -> None:
         """Read no more: the client is slower."""
@@ -160,31 +153,14 @@ class Exchange:
         self._last_at = self._clock()
         self._connection.resume()
 
-    def send_failed(self, error: Exception) -> None:
-        """Give up: our HTTP server takes no more of this response."""
+    def abandon(self) -> None:
+        """Stop at once: nobody waits for the answer. `over` is not called."""
+        self._stage = _Stage.OVER
         self._connection.abort()
-        self.broken = True
-        self._over(Outcome.UPSTREAM_ERROR, f"the response cannot be sent: {error}")
 
-    # The relay's side.
-
-    def client_gone(self) -> None:
-        """Stop at once: nobody is left to read."""
-        if self._stage is not _Stage.OVER:
-            self._connection.abort()
-            self._outlet.discard()
-            self._over(Outcome.CLIENT_DISCONNECT)
-
-    def expire(self, now: float) -> None:
-        """Give up what stands still for too long, on either side. Called about once a second."""
-        limits = self._context.timeouts
-        stalled_at = self._outlet.stalled_at
-        if stalled_at is not None:
-            if now - stalled_at > limits.idle_s:
-                self._forsake("the client stopped reading")
-        elif self._stage is _Stage.OVER:
-            return
-        elif self._waiting and now - self._sent_at > limits.first_byte_s:
+    def expire(self, now: float, limits: Timeouts) -> None:
+        """Give up an engine that stands still for too long. Called about once a second."""
+        if self._waiting and now - self._sent_at > limits.first_byte_s:
             self._connection.abort()
             self._give_up(errors.first_byte_timeout(self._server, limits.first_byte_s))
         elif not self._waiting and now - self._last_at > limits.idle_s:
@@ -215,7 +191,14 @@ class Exchange:
         self._last_at = now
         if self._token_marker is None:
             self._first_token(now)
-        self._pass(held, now)
+        if held:
+            self._pass(held, now)
+
+    def _lacks_end(self) -> bool:
+        marker = self._context.route.end_marker
+        if not self.streams or marker is None or self._reported_error or self._ended:
+            return False
+        return not sse.ends_with(self._tail, marker)
 
     def _commit(self) -> None:
         status, headers = self._head
@@ -225,10 +208,12 @@ class Exchange:
         if status in NO_BODY:
             # A length without a body would break our own framing.
             headers = [pair for pair in headers if pair[0] != b"content-length"]
-        self._outlet.start(status, headers + self._context.own_headers)
+        self._cycle.start(status, headers + self._context.own_headers)
 
     def _pass(self, data: bytes, now: float) -> None:
         if self.streams:
+            if data.startswith(b":") and not self._lacks_end():
+                self._ended = True  # comments may follow the end
             self._tail = sse.tail(self._tail, data)
             if sse.reports_error(data):
                 self._reported_error = True
@@ -238,7 +223,7 @@ class Exchange:
         if self.status == 200:
             self._health.last_token_at = now
             self._counter.feed(data)
-        self._outlet.write(data)
+        self._cycle.write(data)
 
     def _first_token(self, now: float) -> None:
         self._waiting = False
@@ -253,19 +238,8 @@ class Exchange:
         else:
             self.broken = True
             if self.streams:
-                self._outlet.write(sse.closing(self._tail) + reply.event())
+                self.last = sse.closing(self._tail) + reply.event()
         self._over(reply.outcome, error or reply.message)
-
-    def _forsake(self, error: str) -> None:
-        """Break the response to a client that takes no more, even if the engine's part is over."""
-        if self._stage is _Stage.OVER:
-            # The connection may be another exchange's by now: hands off.
-            self.outcome, self.error = Outcome.CLIENT_DISCONNECT, error
-        else:
-            self._connection.abort()
-            self._over(Outcome.CLIENT_DISCONNECT, error)
-        self._outlet.discard()
-        self.broken = True
 
     def _over(self, outcome: Outcome, error: str | None = None) -> None:
         if self._stage is _Stage.OVER:
@@ -273,6 +247,4 @@ class Exchange:
         self._stage = _Stage.OVER
         self.outcome = outcome
         self.error = error
-        self._outlet.attach(None)
-        if not self.done.done():
-            self.done.set_result(None)
+        self._context.over()

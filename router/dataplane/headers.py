@@ -10,6 +10,9 @@ from router.dataplane.asgi import Headers
 
 REQUEST_ID = b"x-request-id"
 TARGET = b"x-crossover-target"
+SESSION = b"x-crossover-session"
+# Statuses whose responses have no body, whatever their head says.
+NO_BODY = frozenset({204, 304})
 
 _HOP_BY_HOP = frozenset(
     {
@@ -19,7 +22,7 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # Set anew for the upstream request, or answered by our own HTTP server.
 _REQUEST_DROPPED = _HOP_BY_HOP | {
-    b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID, TARGET,
+    b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID, TARGET, SESSION,
 }  # fmt: skip
 _RESPONSE_DROPPED = _HOP_BY_HOP | {
     REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",

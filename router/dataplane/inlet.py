@@ -1,82 +1,75 @@
-"""The protocol that clients speak: uvicorn's HTTP/1.1, with three differences.
+"""The protocol that clients speak: uvicorn's HTTP/1.1, with the relay built into it.
 
-The head of a request is bounded; uvicorn takes one of any length. An offer to go on in another
-protocol is passed over, as HTTP allows: uvicorn passes over the request's body with it, and Java's
-client, for one, makes the offer with its first request. And a connection that is closed while its
-client does not read is closed within a minute or two, not when the client pleases.
+Requests for the router's own paths become ASGI, by uvicorn. All others are the relay's: they go
+from the parser's callbacks straight into a call, without ASGI's messages, events and task. Both
+keep uvicorn's place for a request, so that its keep-alive timer, its order of pipelined requests
+and its shutdown hold for both; `tests/unit/dataplane/test_inlet.py` names what is relied on.
+
+Besides, the head of a request is bounded; uvicorn takes one of any length. An offer to go on in
+another protocol is passed over, as HTTP allows: uvicorn passes over the request's body with it, and
+Java's client, for one, makes the offer with its first request.
+
+A client that closes its sending side counts as gone: the wire looks the same when it closes all,
+and a client that has left has to stop the engine at once.
 """
 
 import asyncio
-from typing import Any
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from router.dataplane.asgi import Send
+from router.dataplane.cycle import Call, Cycle
+from router.dataplane.relay import Relay
 
 # And one read more, at most.
 HEAD_BYTES_MAX = 64 * 1024
-# Once closed, a connection gets this long for each 64 KiB or so that are still to be read.
-LINGER_S = 60.0
-
-
-def cycle_of(send: Send) -> RequestResponseCycle | None:
-    """Return uvicorn's response behind an ASGI `send`; None if it is another server's."""
-    cycle = getattr(send, "__self__", None)
-    return cycle if isinstance(cycle, RequestResponseCycle) else None
-
-
-def takes_chunks(cycle: RequestResponseCycle) -> bool:
-    """Tell whether `send` would just frame a chunk and write it at once. Called per chunk."""
-    return (
-        cycle.chunked_encoding is True
-        and not cycle.flow.write_paused
-        and not cycle.disconnected
-        and not cycle.response_complete
-    )
+# Once closed, a connection gets this long for what its client has still to read or to send,
+LINGER_S = 30.0
+# and this much of what it still sends is read and dropped.
+LINGER_BYTES_MAX = 256 * 2**20
+# SO_LINGER, on and without any time: closing is then a reset.
+_RESET = struct.pack("ii", 1, 0)
 
 
 class Inlet(HttpToolsProtocol):
-    """One connection of a client."""
+    """One connection of a client.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    `open_call` makes the call of a request for any path that is not in `own_paths`.
+    """
+
+    cycle: Any  # uvicorn's, or one of ours
+    pipeline: Any
+
+    def __init__(
+        self,
+        open_call: Callable[[Cycle], Call],
+        own_paths: frozenset[bytes],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self._open_call = open_call
+        self._own_paths = own_paths
+        self._active: Cycle | None = None  # the one that is being answered; `cycle` is the latest
         self._in_head = True
         self._head_bytes = 0
-        self._unread: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._drained_bytes: int | None = None
 
-    def pause_writing(self) -> None:
-        """Watch that a client that does not read does not hold a closed connection for good."""
-        super().pause_writing()
-        self._watch_unread()
-
-    def resume_writing(self) -> None:
-        """The client reads."""
-        self._forget_unread()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._forget_unread()
-        super().connection_lost(exc)
-
-    def _watch_unread(self) -> None:
-        self._unread = asyncio.get_running_loop().call_later(LINGER_S, self._end_unread)
-
-    def _forget_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _end_unread(self) -> None:
-        if self.transport.is_closing():
-            self.transport.abort()
-        else:
-            self._watch_unread()
+    # asyncio.Protocol
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read."""
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if self._drained_bytes is not None:
+            self._drop(len(data))
+            return
         if self._in_head:
             self._head_bytes += len(data)
         try:
@@ -89,12 +82,78 @@ class Inlet(HttpToolsProtocol):
             if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("The head of the request is too long.")
 
+    def pause_writing(self) -> None:
+        """Hold back whoever writes."""
+        super().pause_writing()
+        if self._active is not None and self._active.call is not None:
+            self._active.call.pause()
+
+    def resume_writing(self) -> None:
+        """Let it write on."""
+        super().resume_writing()
+        if self._active is not None:
+            self._active.resumed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        if self._linger is not None:
+            self._linger.cancel()
+        if isinstance(self.cycle, Cycle):
+            self.cycle = None
+        super().connection_lost(exc)
+        active, self._active = self._active, None
+        if active is not None and active.call is not None:
+            call, active.call = active.call, None
+            call.client_gone()
+
+    # httptools
+
+    def on_message_begin(self) -> None:
+        """Make ready for a head. ASGI's scope is made when it is known to be wanted."""
+        self.url = b""
+        self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header. Trailers, which come after the body, are dropped."""
+        if self._in_head:
+            self.headers.append((name.lower(), value))
+
     def on_headers_complete(self) -> None:
         """Start the request, unless it has to be read again without its offer."""
-        if self.parser.should_upgrade():
+        parser = self.parser
+        if parser.should_upgrade():
             return
         self._in_head = False
-        super().on_headers_complete()
+        url = self.url
+        if url[:1] != b"/":
+            url = _path_of(url)
+        path = url.partition(b"?")[0]
+        expects = any(
+            name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers
+        )
+        if path in self._own_paths:
+            self._into_asgi(expects)
+            return
+        method = parser.get_method().decode("ascii")
+        cycle = Cycle(self, method, path.decode("ascii"), url, self.headers)
+        cycle.expects = expects
+        cycle.old = parser.get_http_version() == "1.0"
+        cycle.keep_alive = not cycle.old and parser.should_keep_alive()
+        cycle.call = self._open_call(cycle)
+        before, self.cycle = self.cycle, cycle
+        if before is None or before.response_complete:
+            self._begin(cycle)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        """Take bytes of a body."""
+        cycle = self.cycle
+        if not isinstance(cycle, Cycle):
+            super().on_body(body)
+        elif cycle.call is not None:
+            cycle.call.feed(body)
 
     def on_message_complete(self) -> None:
         """End the request's body, and make ready for the next head."""
@@ -102,7 +161,83 @@ class Inlet(HttpToolsProtocol):
             return
         self._in_head = True
         self._head_bytes = 0
-        super().on_message_complete()
+        cycle = self.cycle
+        if not isinstance(cycle, Cycle):
+            super().on_message_complete()
+            return
+        cycle.received = True
+        if cycle is self._active and cycle.call is not None:
+            cycle.call.received()
+
+    # The cycle's side.
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads more slowly than is written."""
+        return self.flow.write_paused
+
+    def answered(self, cycle: Cycle) -> None:
+        """Go on with the next request, or close."""
+        self._active = None
+        if not cycle.keep_alive:
+            self.finish(drain=not cycle.received)
+        self.on_response_complete()
+
+    def finish(self, *, drain: bool) -> None:
+        """Close once all is sent, and wait for that, or for the rest of a body, within bounds."""
+        self._active = None
+        if drain and not self.transport.is_closing():
+            self._drained_bytes = 0
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        else:
+            self.transport.close()
+        if self._linger is None:
+            self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def reset(self) -> None:
+        """Close at once, in a way that nobody takes for an end."""
+        self._active = None
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+    # uvicorn
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start a request that was pipelined, or any that is ASGI's."""
+        if isinstance(cycle, Cycle):
+            self._begin(cycle)
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no request; in the middle of a response, just close."""
+        if self._active is None:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    def _begin(self, cycle: Cycle) -> None:
+        self._active = cycle
+        if cycle.call is not None:
+            cycle.call.begin()
+        if cycle.call is not None and self.full:
+            cycle.call.pause()
+
+    def _into_asgi(self, expects: bool) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url = url
+        self.headers += headers
+        self.expect_100_continue = expects
+        super().on_headers_complete()
+
+    def _drop(self, count: int) -> None:
+        assert self._drained_bytes is not None
+        self._drained_bytes += count
+        if self._drained_bytes > LINGER_BYTES_MAX:
+            self.transport.abort()
 
     def _pass_over(self, rest: bytes) -> None:
         """Read a request again as if it offered nothing. `rest` is what came behind its head."""
@@ -117,3 +252,19 @@ class Inlet(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self._head_bytes = 0
         self.data_received(b"".join((*head, b"\r\n", rest)))
+
+
+def protocol(relay: Relay, own_paths: Iterable[str]) -> type[asyncio.Protocol]:
+    """Return the protocol for uvicorn: `own_paths` are for ASGI, all else is for the relay."""
+    paths = frozenset(path.encode("ascii") for path in own_paths)
+    # A cast: uvicorn calls it, and no more.
+    return cast("type[asyncio.Protocol]", partial(Inlet, relay.open, paths))
+
+
+def _path_of(url: bytes) -> bytes:
+    """Return path and query of a URL; ValueError, which makes it a 400, if it has no path."""
+    parts = httptools.parse_url(url)
+    if parts.path is None:
+        raise ValueError("a request for no path")
+    path = cast("bytes", parts.path)
+    return path + b"?" + parts.query if parts.query else path

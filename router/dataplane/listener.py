@@ -11,7 +11,8 @@ import uvicorn
 import uvloop
 
 from router.dataplane.app import CrossoverApp
-from router.dataplane.inlet import Inlet
+from router.dataplane.control import PATHS
+from router.dataplane.inlet import protocol
 
 BACKLOG = 2048
 # Above that of common clients and proxies, so that it is they who close an idle connection.
@@ -88,7 +89,7 @@ def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None])
     """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was."""
     config = uvicorn.Config(
         app,
-        http=Inlet,
+        http=protocol(app.relay, PATHS),
         ws="none",
         interface="asgi3",
         lifespan="on",

@@ -20,7 +20,6 @@ from typing import IO, Any, Final
 
 import orjson
 
-from router.dataplane.errors import BrokenResponse
 from router.dataplane.record import RequestRecord
 
 LINES_MAX = 20_000
@@ -160,11 +159,6 @@ class BatchHandler(logging.Handler):
                     self._stream.flush()
 
 
-def _not_broken_on_purpose(record: logging.LogRecord) -> bool:
-    """Drop the HTTP server's traceback of a response that the relay broke: it has logged why."""
-    return not (record.exc_info and isinstance(record.exc_info[1], BrokenResponse))
-
-
 def configure(log_format: str, level: str, stream: IO[str] | None = None) -> BatchHandler:
     """Send all logging to `stream`, stdout by default. The caller closes the handler."""
     stream = sys.stdout if stream is None else stream
@@ -173,7 +167,6 @@ def configure(log_format: str, level: str, stream: IO[str] | None = None) -> Bat
     terminal = stream.isatty()
     as_text = log_format == "text" or (log_format == "auto" and terminal)
     handler = BatchHandler(stream)
-    handler.addFilter(_not_broken_on_purpose)
     handler.setFormatter(TextFormatter(colour=terminal) if as_text else JsonFormatter())
     # Nothing of this is in a line, so none of it is looked up for each.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False

@@ -13,7 +13,7 @@ import posixpath
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-DONE = b"data: [DONE]"
+DONE = b"[DONE]"
 MESSAGE_STOP = b'"message_stop"}'
 
 _POST = frozenset({"POST"})
@@ -28,8 +28,8 @@ class Inference:
 
     `endpoint` is its label. `prompt_keys` name the body's keys that hold the prompt; in a
     `conversation` a list is one prompt, elsewhere it is a batch. `rid_key` is the key under which
-    the engine takes an id by which the request can be aborted. `end_marker` are the last bytes,
-    line ends apart, of a complete event stream. `token_marker` is found in the first chunk that
+    the engine takes an id by which the request can be aborted. `end_marker` are the last bytes
+    of the last data of a complete event stream. `token_marker` is found in the first chunk that
     carries a token, where events come before it; elsewhere the first event does.
     """
 

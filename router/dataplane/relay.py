@@ -1,46 +1,40 @@
-"""The ASGI application for all that concerns an engine, and for all that nobody knows.
+"""What is done with the requests for an engine, and with those for paths that nobody knows.
 
 One request: classify its path, read its body, decide, attempt; a server that refuses the connection
-is left out and the decision made again. Every request ends in exactly one record, whatever happens.
+is left out and the decision made again. All of it runs in the callbacks of the two connections: no
+task but for a new connection and for what the router itself has to read.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
-from urllib.parse import quote
 
 from router.core.ledger import Ledger
 from router.core.steering import Steering
-from router.core.types import Decision, Outcome, Reason, RequestShape
+from router.core.types import Decision, Reason, RequestShape
 from router.dataplane import errors
-from router.dataplane.asgi import Headers, Receive, Scope, Send
-from router.dataplane.attempt import Attempts, Inbound, Verdict
-from router.dataplane.client import BodyStalledError, BodyTooLargeError, Client, ClientGoneError
-from router.dataplane.errors import BrokenResponse, ErrorReply
+from router.dataplane.asgi import Headers
+from router.dataplane.attempt import Attempt, Attempts, Inbound
+from router.dataplane.call import Call, Reply
+from router.dataplane.cycle import Cycle
+from router.dataplane.errors import ErrorReply
 from router.dataplane.fetch import fetch
 from router.dataplane.headers import (
+    SESSION,
     TARGET,
     encode_head,
     first,
     forwarded_request,
     has_bearer,
-    own,
-    request_id,
 )
-from router.dataplane.outlet import Outlet
-from router.dataplane.paths import Control, Inference, Route, ServerInfo, Unknown, classify
+from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, classify
 from router.dataplane.peek import peek
-from router.dataplane.record import Observer, RequestRecord
+from router.dataplane.record import Observer
 from router.dataplane.redact import redact
 from router.dataplane.upstream import ExhaustedError, Upstream, UpstreamError
 from router.settings import Timeouts
 
-logger = logging.getLogger(__name__)
-
-_CLIENT_LEFT = 499
 _INFO_BYTES_MAX = 16 * 2**20
 _CONTROL = Inference("control")
 _NO_LOAD = RequestShape(sequences=0)
@@ -72,166 +66,174 @@ class Relay:
         admin_key: str | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._limits = limits
+        self.clock = clock
+        self.body_bytes_max = limits.body_bytes
+        self.idle_s = limits.timeouts.idle_s
+        self._sweep_s = limits.sweep_s
         self._upstreams = {upstream.spec.name: upstream for upstream in upstreams}
         self._steering = steering
         self._observer = observer
         self._admin_key = admin_key
-        self._clock = clock
+        self._calls: set[Call] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self.attempts = Attempts(
             self._upstreams,
             ledger,
-            self._limits.timeouts,
+            limits.timeouts,
             {name: observer.gap_observer(name) for name in self._upstreams},
             clock,
         )
+
+    @property
+    def calls(self) -> Collection[Call]:
+        """Requests under way."""
+        return self._calls
 
     def start(self) -> None:
         """Begin to sweep."""
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def aclose(self) -> None:
-        """Stop sweeping, let aborts go out, close idle connections.
-
-        Requests under way are the server's to end.
-        """
+        """Stop sweeping, end what is under way, let aborts go out, close idle connections."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait((self._sweeper,))
+        for call in tuple(self._calls):
+            call.shut_down()
         await self.attempts.aborter.aclose()
         for upstream in self._upstreams.values():
             upstream.pool.close()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request."""
-        call = _Call(scope, receive, send, self._clock)
-        route = classify(scope["method"], call.path)
-        record = call.record
-        record.endpoint = route.endpoint
-        try:
-            reply = await self._serve(route, call)
-            if reply is not None:
-                await call.answer(reply)
-        except ClientGoneError:
-            record.outcome = Outcome.CLIENT_DISCONNECT
-        except asyncio.CancelledError:
-            # The server gives up what is left at its shutdown: nobody else cancels a request.
-            await call.shut_down()
-        except BrokenResponse:
-            raise
-        except Exception:
-            logger.exception("request %s failed inside the router", record.request_id)
-            await call.fail()
-        finally:
-            call.client.close()
-            record.duration_s = self._clock() - call.arrived
-            record.status = record.status or _CLIENT_LEFT
-            self._observer.finished(record)
+    def open(self, cycle: Cycle) -> Call:
+        """Return the call of a request whose head has come."""
+        return Call(self, cycle, classify(cycle.method, cycle.path))
 
-    async def _serve(self, route: Route, call: "_Call") -> "Reply | None":
-        """Return what is to be answered, None if the answer was given."""
+    # The call's side.
+
+    def opened(self, call: Call) -> None:
+        """Take note of a call that has begun."""
+        self._calls.add(call)
+
+    def serve(self, call: Call) -> None:
+        """Do what the request asks for: it is complete."""
+        route = call.route
         match route:
             case Inference():
-                return await self._relay(route, call)
+                self._steer(call, self._inbound(call, route))
             case ServerInfo():
-                return await self._describe(call)
+                self._describe(call)
             case Control():
-                return await self._control(route, call)
+                self._control(call, route)
             case Unknown(allow=allow):
-                return errors.method_not_allowed(allow) if allow else errors.not_found()
+                call.answer(errors.method_not_allowed(allow) if allow else errors.not_found())
 
-    async def _relay(self, route: Inference, call: "_Call") -> "Reply | None":
-        """Decide and attempt, until a server takes the connection."""
-        try:
-            inbound = await call.inbound(route, self._limits)
-        except (BodyTooLargeError, BodyStalledError) as error:
-            return self._refuse_body(error)
-        refused: set[str] = set()
-        verdict: Verdict | None = None
-        while verdict is None or verdict.refused_connection:
-            began = self._clock()
-            decision = self._steering.decide(inbound.peek.shape, began, refused)
-            call.record.decision_s += self._clock() - began
-            if decision is None:
-                break
-            verdict = await self._attempt(call, inbound, decision)
-            refused.add(decision.server)
-        return verdict.reply if verdict is not None else errors.no_server()
+    def attempted(self, call: Call, attempt: Attempt) -> None:
+        """Go on after an attempt: try another server, or end the response."""
+        if may_retry(call, attempt):
+            call.refused.add(attempt.server)
+            self._steer(call, attempt.inbound)
+        elif attempt.reply is not None:
+            call.answer(attempt.reply)
+        elif attempt.broken:
+            call.break_off(attempt.last)
+        else:
+            call.cycle.end()
 
-    def _refuse_body(self, error: BodyTooLargeError | BodyStalledError) -> ErrorReply:
-        if isinstance(error, BodyTooLargeError):
-            return errors.body_too_large(self._limits.body_bytes)
-        return errors.body_stalled(self._limits.timeouts.idle_s)
+    def ended(self, call: Call) -> None:
+        """Take the record of an ended call."""
+        self._calls.discard(call)
+        self._observer.finished(call.record)
 
-    async def _attempt(self, call: "_Call", inbound: Inbound, decision: Decision) -> Verdict:
+    def _inbound(self, call: Call, route: Inference) -> Inbound:
+        body = call.body
+        facts = peek(body, route, first(call.cycle.headers, SESSION))
+        record = call.record
+        record.streaming = facts.stream
+        record.sequences = facts.shape.sequences
+        record.prompt_tokens = facts.shape.prompt_tokens
+        headers = forwarded_request(call.cycle.headers)
+        return Inbound(call.cycle, headers, body, route, facts, record.request_id)
+
+    def _steer(self, call: Call, inbound: Inbound) -> None:
+        """Choose a server and attempt, or say why there is none."""
+        began = self.clock()
+        admitted = self._admit(call, inbound.peek.shape, began)
+        call.record.decision_s += self.clock() - began
+        if isinstance(admitted, Decision):
+            self._attempt(call, inbound, admitted)
+        else:
+            call.answer(admitted)
+
+    def _admit(self, call: Call, shape: RequestShape, now: float) -> Decision | ErrorReply:
+        """Return where a request goes now, or the error that refuses it."""
+        decision = self._steering.decide(shape, now, call.refused)
+        if decision is not None:
+            return decision
+        if call.decision is not None:
+            return errors.upstream_unreachable(call.decision.server)
+        return errors.no_server()
+
+    def _attempt(self, call: Call, inbound: Inbound, decision: Decision) -> None:
         record = call.record
         record.server = decision.server
         record.role = self._upstreams[decision.server].spec.role
         record.reason = decision.reason
         record.attempts += 1
         call.decision = decision
-        verdict = await self.attempts.make(inbound, decision, call.client, call.outlet)
-        call.conclude(verdict)
-        if verdict.broken:
-            raise BrokenResponse(verdict.error)
-        return verdict
+        call.attempt = self.attempts.make(inbound, decision, call.attempted)
+        call.attempt.start()
 
-    async def _control(self, route: Control, call: "_Call") -> "Reply | None":
+    def _control(self, call: Call, route: Control) -> None:
         """Relay a control path to the server that the caller named: which one is never guessed."""
         key = self._admin_key
-        if key is None or route.disguised or not has_bearer(call.headers, key):
-            return errors.control_refused(has_key=key is not None)
+        if key is None or route.disguised or not has_bearer(call.cycle.headers, key):
+            call.answer(errors.control_refused(has_key=key is not None))
+            return
         name = self._named(call)
         if name is None:
-            return errors.target_needed(self._upstreams)
-        try:
-            inbound = await call.inbound(_CONTROL, self._limits)
-        except (BodyTooLargeError, BodyStalledError) as error:
-            return self._refuse_body(error)
-        verdict = await self._attempt(call, inbound, Decision(name, Reason.FIXED))
-        return verdict.reply
+            call.answer(errors.target_needed(self._upstreams))
+            return
+        self._attempt(call, self._inbound(call, _CONTROL), Decision(name, Reason.FIXED))
 
-    async def _describe(self, call: "_Call") -> "Reply":
+    def _describe(self, call: Call) -> None:
         """Relay what a server says of itself, without its keys."""
         name = self._named(call)
         decision = Decision(name, Reason.FIXED) if name is not None else None
-        if decision is None and first(call.headers, TARGET) is not None:
-            return errors.target_needed(self._upstreams)
-        decision = decision or self._steering.decide(_NO_LOAD, self._clock())
+        if decision is None and first(call.cycle.headers, TARGET) is not None:
+            call.answer(errors.target_needed(self._upstreams))
+            return
+        decision = decision or self._steering.decide(_NO_LOAD, self.clock())
         if decision is None:
-            return errors.no_server()
+            call.answer(errors.no_server())
+            return
         call.record.server = decision.server
         call.decision = decision
-        upstream = self._upstreams[decision.server]
-        pool = upstream.pool
-        target = pool.base_path + call.target
-        head = encode_head("GET", target, pool.host, forwarded_request(call.headers), 0)
+        call.wait_for(self._description(call, self._upstreams[decision.server]))
+
+    async def _description(self, call: Call, upstream: Upstream) -> Reply:
+        server, pool = upstream.spec.name, upstream.pool
+        target = pool.base_path + call.cycle.target
+        head = encode_head("GET", target, pool.host, forwarded_request(call.cycle.headers), 0)
+        limit_s = self.attempts.timeouts.first_byte_s
         try:
-            fetched = await fetch(
-                pool,
-                head,
-                timeout_s=self._limits.timeouts.first_byte_s,
-                limit_bytes=_INFO_BYTES_MAX,
-            )
+            fetched = await fetch(pool, head, timeout_s=limit_s, limit_bytes=_INFO_BYTES_MAX)
         except TimeoutError:
-            limit_s = self._limits.timeouts.first_byte_s
-            return errors.first_byte_timeout(decision.server, limit_s)
+            return errors.first_byte_timeout(server, limit_s)
         except ExhaustedError as error:
             call.record.error = str(error)
             return errors.exhausted()
         except UpstreamError as error:
-            upstream.failed(self._clock(), error)
+            upstream.failed(self.clock(), error)
             call.record.error = str(error)
-            return errors.upstream_unreachable(decision.server)
+            return errors.upstream_unreachable(server)
         safe = redact(fetched.body)
         if safe is None:
-            return errors.upstream_unreadable(decision.server)
+            return errors.upstream_unreadable(server)
         return _Described(fetched.status, safe)
 
-    def _named(self, call: "_Call") -> str | None:
+    def _named(self, call: Call) -> str | None:
         """Return the server that the request names; a lone server needs no naming."""
-        target = first(call.headers, TARGET)
+        target = first(call.cycle.headers, TARGET)
         if target is None:
             return next(iter(self._upstreams)) if len(self._upstreams) == 1 else None
         name = target.decode("latin-1")
@@ -239,25 +241,16 @@ class Relay:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(self._limits.sweep_s)
-            self.attempts.sweep(self._clock())
+            await asyncio.sleep(self._sweep_s)
+            now = self.clock()
+            for call in tuple(self._calls):
+                call.expire(now)
+            self.attempts.sweep(now)
 
 
-class Reply(Protocol):
-    """A whole response that is not relayed."""
-
-    @property
-    def status(self) -> int:
-        """Its status."""
-        ...
-
-    def body(self) -> bytes:
-        """Return its body."""
-        ...
-
-    def headers(self) -> Headers:
-        """Return its headers, but for the length of the body."""
-        ...
+def may_retry(call: Call, attempt: Attempt) -> bool:
+    """Whether the request may go to another server: only if nothing of it was sent."""
+    return attempt.refused_connection and not call.cycle.started
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,85 +263,3 @@ class _Described:
 
     def headers(self) -> Headers:
         return [(b"content-type", b"application/json")]
-
-
-class _Call:
-    """One request in the relay's hands, and what is learnt of it."""
-
-    __slots__ = (
-        "_send", "arrived", "client", "decision", "headers", "method", "outlet", "path", "record",
-        "target",
-    )  # fmt: skip
-
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, clock: Callable[[], float]
-    ) -> None:
-        self._send = send
-        self.arrived = clock()
-        self.client = Client(receive)
-        self.decision: Decision | None = None
-        self.headers: Headers = scope["headers"]
-        self.method: str = scope["method"]
-        self.outlet = Outlet(send, clock)
-        raw_path = scope.get("raw_path") or quote(scope["path"]).encode("ascii")
-        query = scope["query_string"]
-        self.path: str = raw_path.decode("latin-1")
-        self.record = RequestRecord(request_id(self.headers), "other")
-        self.target: bytes = raw_path + b"?" + query if query else raw_path
-
-    async def inbound(self, route: Inference, limits: RelayLimits) -> Inbound:
-        """Read the body and begin to watch the client."""
-        length = first(self.headers, b"content-length") or b""
-        declared_bytes = int(length) if length.isdigit() else None
-        body = await self.client.body(limits.body_bytes, declared_bytes, limits.timeouts.idle_s)
-        facts = peek(body, route)
-        self.record.streaming = facts.stream
-        self.record.sequences = facts.shape.sequences
-        self.record.prompt_tokens = facts.shape.prompt_tokens
-        self.client.watch()
-        headers = forwarded_request(self.headers)
-        return Inbound(
-            self.method, self.target, headers, body, route, facts, self.record.request_id
-        )
-
-    def conclude(self, verdict: Verdict) -> None:
-        """Enter what became of an attempt."""
-        record = self.record
-        record.outcome = verdict.outcome
-        record.error = verdict.error
-        record.status = verdict.status or 0
-        record.streaming = record.streaming or verdict.streams
-        record.output_tokens = verdict.output_tokens
-        record.tokens_exact = verdict.tokens_exact
-        if verdict.first_token_at is not None:
-            record.ttft_s = verdict.first_token_at - self.arrived
-
-    async def answer(self, reply: Reply) -> None:
-        """Send a whole response."""
-        body = reply.body()
-        length = (b"content-length", b"%d" % len(body))
-        headers = [*reply.headers(), length, *own(self.record.request_id, self.decision)]
-        self.record.status = reply.status
-        if isinstance(reply, ErrorReply):
-            self.record.outcome = reply.outcome
-            self.record.error = self.record.error or reply.message
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def shut_down(self) -> None:
-        """End early because the router does, as well as that is still possible."""
-        self.record.outcome = Outcome.CLIENT_DISCONNECT
-        self.record.error = "cut short by the router's shutdown"
-        if self.outlet.started or self.record.status:
-            raise BrokenResponse(self.record.error)
-        await self.answer(errors.shutting_down())
-
-    async def fail(self) -> None:
-        """Answer for a fault of the router, as far as that is still possible."""
-        self.record.error = None
-        if self.outlet.started or self.record.status:
-            self.record.outcome = Outcome.UPSTREAM_ERROR
-            self.record.error = "internal error"
-            raise BrokenResponse("internal error")
-        await self.answer(errors.internal())

@@ -13,6 +13,7 @@ from router.dataplane.asgi import Headers
 
 HOLD_BYTES_MAX = 64 * 1024
 _TAIL_BYTES = 64
+_END_BYTES = 1024  # the end of a stream, and comments behind it
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _DATA_LINE = re.compile(rb"(?:^|[\r\n])data:[ ]?([^\r\n]*)")
@@ -114,11 +115,14 @@ def tail(before: bytes, data: bytes) -> bytes:
 
 
 def ends_with(end: bytes, marker: bytes) -> bool:
-    """Whether the last line that is not empty ends with `marker`.
+    """Whether the last line, but for comments, ends with `marker`.
 
     `end` is what `tail` returned.
     """
-    return end[-_TAIL_BYTES:].rstrip(b"\r\n").endswith(marker)
+    for line in reversed(end[-_END_BYTES:].splitlines()):
+        if line and not line.startswith(b":"):
+            return line.endswith(marker)
+    return False
 
 
 def closing(end: bytes) -> bytes:

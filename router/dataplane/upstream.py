@@ -28,12 +28,12 @@ from router.core.health import ServerHealth
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
 from router.dataplane.asgi import Headers
+from router.dataplane.headers import NO_BODY
 
 logger = logging.getLogger(__name__)
 
 HEAD_BYTES_MAX = 64 * 1024
 IDLE_CONNECTIONS_MAX = 512
-NO_BODY = frozenset({204, 304})
 _EXHAUSTED = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 )
@@ -299,13 +299,25 @@ class Pool:
         """Connections kept for the next request, dead ones not yet swept included."""
         return len(self._idle)
 
-    async def connection(self, *, fresh: bool = False) -> Connection:
+    async def connection(self) -> Connection:
         """Return a connection, the youngest idle one if there is any.
 
         ConnectError if there is none to be had.
         """
-        if not fresh and (idle := self._take()) is not None:
-            return idle
+        return self.take() or await self.connect()
+
+    def take(self) -> Connection | None:
+        """Return the youngest idle connection, None if there is none."""
+        oldest = self._clock() - self._keepalive_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> Connection:
+        """Return a new connection. ConnectError if there is none to be had."""
         host, port = self._address
         try:
             async with asyncio.timeout(self._connect_timeout_s):
@@ -345,15 +357,6 @@ class Pool:
         self._closed = True
         while self._idle:
             self._idle.pop().abort()
-
-    def _take(self) -> Connection | None:
-        oldest = self._clock() - self._keepalive_s
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable and connection.idle_since > oldest:
-                return connection
-            connection.abort()
-        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import Role, ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
-from router.dataplane.inlet import Inlet
+from router.dataplane.inlet import protocol
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
 from router.dataplane.upstream import Pool, Upstream
@@ -122,10 +122,7 @@ class Call:
         self.closed = True
 
 
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Script = Callable[[Call], Awaitable[None]]
-# Of HTTP: the router's own, or the name of one of uvicorn's.
-Implementation = type[asyncio.Protocol] | str
 
 
 async def answer(call: Call) -> None:
@@ -260,7 +257,7 @@ class Rig:
 
     async def settled(self) -> None:
         """Wait until nothing is under way, and say so."""
-        await until(lambda: self.relay.attempts.open_exchanges == 0)
+        await until(lambda: not self.relay.calls)
         await until(lambda: len(self.ledger) == 0)
         for load in self.ledger.loads():
             assert (load.sequences, load.prefill_tokens) == (0, 0)
@@ -283,23 +280,46 @@ def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, relay: Relay) -> None:
+        super().__init__(config)
+        self._relay = relay
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._relay.aclose()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
+OWN_PATH = "/own"
+
+
+async def own_page(scope: Scope, receive: Receive, send: Send) -> None:
+    """The ASGI application behind the one path that is not the relay's: tells what it was sent."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(body)})
+
+
 @contextlib.asynccontextmanager
-async def serving(
-    app: Application, implementation: Implementation = Inlet
-) -> AsyncIterator[uvicorn.Server]:
+async def serving(relay: Relay, idle_client_s: float) -> AsyncIterator[uvicorn.Server]:
     """Run uvicorn on a socket that is bound already."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         config = uvicorn.Config(
-            app, http=implementation, lifespan="off", log_config=None, access_log=False,
-            server_header=False, date_header=False, ws="none", timeout_graceful_shutdown=1,
+            own_page, http=protocol(relay, [OWN_PATH]), lifespan="off", log_config=None,
+            access_log=False, server_header=False, date_header=False, ws="none",
+            timeout_graceful_shutdown=1, timeout_keep_alive=idle_client_s,
         )  # fmt: skip
-        server = _Server(config)
+        server = _Server(config, relay)
         task = asyncio.get_running_loop().create_task(server.serve([sock]))
         await until(lambda: server.started or task.done())
         try:
@@ -318,7 +338,7 @@ async def running(
     body_bytes: int = 1 << 20,
     admin_key: str | None = ADMIN_KEY,
     keepalive_s: float = 2.0,
-    implementation: Implementation = Inlet,
+    idle_client_s: float = 5.0,
 ) -> AsyncIterator[Rig]:
     """A router before a `spec` and a `base` engine. All requests go to `spec` while it is up."""
     timeouts = timeouts or Timeouts(connect_s=2.0, first_byte_s=30.0, idle_s=30.0)
@@ -348,14 +368,13 @@ async def running(
         await engine.start()
     relay.start()
     try:
-        async with serving(relay, implementation) as server:
+        async with serving(relay, idle_client_s) as server:
             port = server.servers[0].sockets[0].getsockname()[1]
             url = f"http://127.0.0.1:{port}"
             timeout = httpx.Timeout(PATIENCE_S)
             async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
                 yield Rig(url, engines, relay, ledger, health, pools, observer, http, port, server)
     finally:
-        await relay.aclose()
         for engine in engines.values():
             await engine.stop()
     for engine in engines.values():

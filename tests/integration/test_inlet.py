@@ -1,6 +1,7 @@
 """What clients may send: heads, offers to upgrade, and requests behind one another."""
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -10,6 +11,8 @@ from router.settings import Timeouts
 from tests.integration.rig import (
     BOTH_LOOPS,
     CHAT,
+    DONE,
+    OWN_PATH,
     PATIENCE_S,
     Call,
     event,
@@ -80,9 +83,14 @@ async def test_the_bound_is_on_each_head_not_on_a_connection() -> None:
         writer.close()
 
 
-async def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.dataplane.inlet.LINGER_S", 0.1)
+async def streaming(call: Call) -> None:
+    """Begin a stream and go on until the client is gone."""
+    await call.stream_head()
+    await call.chunk(event("a"))
+    await call.gone()
 
+
+async def test_a_client_that_never_reads_is_let_go() -> None:
     async def flood(call: Call) -> None:
         await call.stream_head()
         while True:
@@ -96,3 +104,240 @@ async def test_a_client_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPat
             deaf.sendall(request("POST", CHAT, BODY))
             assert (await rig.record()).error == "the client stopped reading"
             await until(lambda: not rig.server.server_state.connections)
+
+
+async def test_a_broken_response_that_nobody_reads_is_let_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.dataplane.inlet.LINGER_S", 0.1)
+
+    async def fill_and_die(call: Call) -> None:
+        (client,) = rig.server.server_state.connections
+        await call.stream_head()
+        while not client.transport.get_write_buffer_size():
+            await call.chunk(event("x" * 4000))
+            await asyncio.sleep(0.001)
+        call.reset()
+
+    async with running() as rig:
+        rig.spec.script = fill_and_die
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            deaf.connect(("127.0.0.1", rig.port))
+            deaf.sendall(request("POST", CHAT, BODY))
+            assert (await rig.record()).outcome == "upstream_error"
+            await until(lambda: not rig.server.server_state.connections)
+
+
+async def test_pipelined_requests_are_answered_in_their_order_the_routers_own_among_them() -> None:
+    async def number(call: Call) -> None:
+        await asyncio.sleep(0.01 * (3 - len(rig.spec.calls)))
+        await call.reply(b'{"call": %d}' % len(rig.spec.calls))
+
+    async with running() as rig:
+        rig.spec.script = number
+        wire = b"".join(
+            [
+                request("POST", CHAT, BODY),
+                request("POST", OWN_PATH, b"own one"),
+                request("POST", OWN_PATH, b"own two"),
+                request("POST", CHAT, BODY),
+                request("GET", "/nope"),
+                request("POST", CHAT, BODY),
+            ]
+        )
+        reader, writer = await rig.raw(wire)
+        for end in (b'"call": 1}', b"own one", b"own two", b'"call": 2}', b"}}", b'"call": 3}'):
+            await asyncio.wait_for(reader.readuntil(end), PATIENCE_S)
+        await rig.record(4)
+        assert [record.status for record in rig.observer.records] == [200, 200, 404, 200]
+        writer.close()
+
+
+async def test_own_paths_are_asgis_and_leave_no_record() -> None:
+    async with running() as rig:
+        for _ in range(2):
+            assert (await rig.http.post(f"{OWN_PATH}?a=1", content=b"hi")).content == b"hi"
+            assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        assert (await rig.http.get("/%6fwn")).status_code == 404
+        await rig.record(3)
+
+
+async def test_uvicorn_logs_no_access_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with running() as rig:
+        await rig.http.post(CHAT, content=BODY)
+        await rig.http.post(OWN_PATH, content=BODY)
+        await rig.record()
+    assert not [line for line in caplog.records if line.name == "uvicorn.access"]
+
+
+@pytest.mark.parametrize("path", [CHAT, OWN_PATH])
+async def test_a_client_that_waits_for_100_continue_is_told_once_it_is_its_turn(path: str) -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await call.reply(b'{"ok": true}')
+
+    async with running() as rig:
+        rig.spec.script = script
+        head = request("POST", path, BODY, "expect: 100-continue").removesuffix(BODY)
+        reader, writer = await rig.raw(request("POST", CHAT, BODY) + head)
+        await until(lambda: rig.spec.calls)
+        go_on.set()
+        await reader.readuntil(b'{"ok": true}')
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(BODY)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [(CHAT, b"413"), ("/nope", b"404"), ("/flush_cache", b"100")]
+)
+async def test_a_client_that_waits_for_100_continue_may_be_refused_instead(
+    path: str, status: bytes
+) -> None:
+    async with running(body_bytes=1000) as rig:
+        length = 1001 if path == CHAT else 10
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n"
+        reader, writer = await rig.raw(f"{head}content-length: {length}\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == status
+        writer.close()
+
+
+async def test_a_client_that_is_still_sending_hears_that_it_is_too_much() -> None:
+    """As most clients do: they send all before they read."""
+    size = 4 * 2**20
+    async with running(body_bytes=1000) as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n"
+        reader, writer = await rig.raw(head.encode())
+        for _ in range(size // 65536):
+            writer.write(b"x" * 65536)
+            await writer.drain()
+        wire = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert wire.startswith(b"HTTP/1.1 413")
+        assert b"connection: close" in wire
+        assert wire.endswith(b"}}")
+        writer.close()
+        await until(lambda: not rig.busy)
+
+
+async def test_not_all_that_is_too_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.dataplane.inlet.LINGER_BYTES_MAX", 2**20)
+    async with running(body_bytes=1000) as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {2**40}\r\n\r\n"
+        _, writer = await rig.raw(head.encode())
+        sent_bytes = 0
+        with contextlib.suppress(ConnectionError):
+            while sent_bytes < 2**30:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+                sent_bytes += 65536
+        assert sent_bytes < 2**30
+        writer.close()
+        await until(lambda: not rig.busy)
+
+
+async def test_a_client_that_closes_its_sending_side_counts_as_gone() -> None:
+    async with running() as rig:
+        rig.spec.script = streaming
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        writer.write_eof()
+        await until(lambda: rig.spec.calls[0].closed)
+        assert (await rig.record()).outcome == "client_disconnect"
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed_and_one_with_a_response_is_not() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        if len(rig.spec.calls) > 1:
+            await call.stream_head()
+            await call.chunk(event("a"))
+            await go_on.wait()
+            await call.chunk(DONE)
+            await call.end()
+        else:
+            await call.reply(b'{"ok": true}')
+
+    async with running(idle_client_s=0.1) as rig:
+        rig.spec.script = script
+        idle, idle_writer = await rig.post(CHAT, BODY)
+        assert (await idle.readuntil(b'{"ok": true}')).startswith(b"HTTP/1.1 200")
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        assert await asyncio.wait_for(idle.read(), PATIENCE_S) == b""
+        go_on.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        for each in (idle_writer, writer):
+            each.close()
+
+
+async def test_a_shutdown_closes_idle_connections_and_lets_a_response_end() -> None:
+    go_on = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    async with running() as rig:
+        rig.spec.script = script
+        idle, idle_writer = await rig.raw(b"")
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        rig.server.should_exit = True
+        assert await asyncio.wait_for(idle.read(), PATIENCE_S) == b""
+        go_on.set()
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).endswith(b"0\r\n\r\n")
+        assert (await rig.record()).outcome == "ok"
+        for each in (idle_writer, writer):
+            each.close()
+
+
+async def test_an_old_client_gets_no_chunks_and_an_end_by_closing() -> None:
+    async def script(call: Call) -> None:
+        await call.stream(event("a"), DONE)
+
+    async with running() as rig:
+        rig.spec.script = script
+        wire = request("POST", CHAT, BODY).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        reader, writer = await rig.raw(wire)
+        head, _, body = (await asyncio.wait_for(reader.read(), PATIENCE_S)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        assert body == event("a") + DONE
+        writer.close()
+
+
+async def test_an_old_client_sees_that_its_answer_broke() -> None:
+    async def script(call: Call) -> None:
+        await call.head(200, "content-type: application/json", "transfer-encoding: chunked")
+        await call.chunk(b'{"half":')
+        call.reset()
+
+    async with running() as rig:
+        rig.spec.script = script
+        wire = request("POST", CHAT, BODY).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        reader, writer = await rig.raw(wire)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert (await rig.record()).outcome == "upstream_error"
+        writer.close()
+
+
+async def test_what_is_no_request_does_not_end_up_in_the_response_before_it() -> None:
+    async with running() as rig:
+        rig.spec.script = streaming
+        reader, writer = await rig.post(CHAT, BODY)
+        await reader.readuntil(b"\n\n")
+        writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+        assert b"400" not in await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert (await rig.record()).outcome == "client_disconnect"
+        writer.close()

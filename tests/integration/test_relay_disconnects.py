@@ -1,15 +1,19 @@
 """A client that leaves stops the engine at once, and nothing is left of it."""
 
+import contextlib
 import json
+import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from router.settings import Timeouts
 from tests.integration.rig import (
     BOTH_LOOPS,
     CHAT,
     DONE,
     Call,
+    Engine,
     Rig,
     event,
     request,
@@ -53,7 +57,6 @@ async def leave_when_it_is_under_way(rig: Rig, body: bytes, answered: bool) -> N
     writer.transport.abort()
 
 
-@pytest.mark.parametrize("implementation", ["httptools", "h11"])
 @pytest.mark.parametrize(
     ("script", "body", "answered"),
     [
@@ -65,9 +68,9 @@ async def leave_when_it_is_under_way(rig: Rig, body: bytes, answered: bool) -> N
     ],
 )
 async def test_a_client_that_leaves_closes_and_aborts_upstream(
-    script: Callable[[Call], Awaitable[None]], body: bytes, answered: bool, implementation: str
+    script: Callable[[Call], Awaitable[None]], body: bytes, answered: bool
 ) -> None:
-    async with running(implementation=implementation) as rig:
+    async with running() as rig:
         rig.spec.script = script
         await leave_when_it_is_under_way(rig, body, answered)
         await until(lambda: rig.spec.calls[0].closed)
@@ -177,3 +180,35 @@ async def test_one_connection_serves_the_next_request_after_a_stream() -> None:
         await rig.record(3)
         assert [record.outcome for record in rig.observer.records] == ["ok"] * 3
         writer.close()
+
+
+async def test_a_client_that_leaves_while_server_info_is_fetched_stops_that_too() -> None:
+    async with running() as rig:
+        rig.spec.script = in_prefill
+        _, writer = await rig.raw(request("GET", "/server_info"))
+        await until(lambda: rig.spec.calls)
+        writer.close()
+        await until(lambda: rig.spec.calls[0].closed)
+        assert (await rig.record()).outcome == "client_disconnect"
+        await rig.settled()
+
+
+async def test_a_client_that_leaves_while_its_server_is_dialled_gives_its_lease_back() -> None:
+    with contextlib.ExitStack() as sockets:
+        deaf = sockets.enter_context(socket.socket())
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        for _ in range(4):  # what the kernel would accept for it
+            filler = sockets.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(deaf.getsockname())
+        engine = Engine()
+        engine.url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        timeouts = Timeouts(connect_s=2.0, first_byte_s=30.0, idle_s=30.0)
+        async with running(engines={"spec": engine}, timeouts=timeouts) as rig:
+            _, writer = await rig.post(CHAT, PLAIN)
+            await until(lambda: len(rig.ledger) == 1)
+            writer.close()
+            await until(lambda: len(rig.ledger) == 0, patience_s=1.0)
+            assert (await rig.record()).outcome == "client_disconnect"
+            assert rig.health["spec"].transport_errors == 0

@@ -123,17 +123,14 @@ async def test_an_error_in_a_200_is_not_recorded_as_success(first: bytes) -> Non
         assert (await rig.record()).outcome == "upstream_error"
 
 
-@pytest.mark.parametrize("implementation", ["httptools", "h11"])
-async def test_a_stream_that_dies_ends_with_an_error_event_and_a_broken_body(
-    implementation: str,
-) -> None:
+async def test_a_stream_that_dies_ends_with_an_error_event_and_a_broken_body() -> None:
     async def script(call: Call) -> None:
         await call.stream_head()
         await call.chunk(event("a"))
         await call.chunk(event("b"))
         call.reset()
 
-    async with running(implementation=implementation) as rig:
+    async with running() as rig:
         rig.spec.script = script
         reader, writer = await rig.post(CHAT, BODY)
         wire = await reader.read()
@@ -201,6 +198,38 @@ async def test_a_stream_that_ends_without_its_end_is_no_success(sent: list[bytes
             response = await rig.http.post(CHAT, content=BODY)
             assert response.status_code == 502
             assert response.headers["x-crossover-error"] == "upstream_truncated"
+        assert (await rig.record()).outcome == "truncated"
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [b"data:[DONE]\n\n"],
+        [DONE, b": the end of the keep-alives, in a comment of more than any tail has\n\n"],
+        [DONE + b": bye\n\n"],
+        [DONE, b": bye\n\n", b": bye\n\n"],
+        [b"data: [DONE]\r\n\r\n"],
+    ],
+)
+async def test_an_end_may_be_spelt_otherwise_and_have_comments_behind_it(end: list[bytes]) -> None:
+    async def script(call: Call) -> None:
+        await call.stream(event("a"), *end)
+
+    async with running() as rig:
+        rig.spec.script = script
+        response = await rig.http.post(CHAT, content=BODY)
+        assert response.content == event("a") + b"".join(end)
+        assert (await rig.record()).outcome == "ok"
+
+
+async def test_a_comment_is_no_end() -> None:
+    async def script(call: Call) -> None:
+        await call.stream(event("a"), b": [DONE]\n\n")
+
+    async with running() as rig:
+        rig.spec.script = script
+        with pytest.raises(httpx.RemoteProtocolError):
+            await rig.http.post(CHAT, content=BODY)
         assert (await rig.record()).outcome == "truncated"
 
 

@@ -126,12 +126,12 @@ def test_the_tail_does_not_depend_on_how_the_stream_is_cut(stream: bytes, cuts: 
     for a, b in pairwise(edges):
         end = tail(end, stream[a:b])
     assert stream.endswith(end)
-    assert ends_with(end, b"data: [DONE]")
+    assert ends_with(end, b"[DONE]")
     assert closing(end) == b""
 
 
 def test_a_model_that_mentions_the_end_marker_has_not_ended() -> None:
-    assert not ends_with(b'data: {"content": "data: [DONE]"}\n\n', b"data: [DONE]")
+    assert not ends_with(b'data: {"content": "data: [DONE]"}\n\n', b"[DONE]")
 
 
 @pytest.mark.parametrize(

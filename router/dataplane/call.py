@@ -1,0 +1,279 @@
+"""One request in the relay's hands, from its head to its record: what comes to it, and its ends.
+
+    QUEUED --its turn--> READING --complete--> SERVED --response handed over--> ENDED
+
+What is to be done with it is the relay's to say. However it ends, it ends in exactly one record.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from router.core.types import Decision, Outcome
+from router.dataplane import errors
+from router.dataplane.asgi import Headers
+from router.dataplane.attempt import Attempt
+from router.dataplane.cycle import Cycle
+from router.dataplane.errors import ErrorReply
+from router.dataplane.headers import first, own, request_id
+from router.dataplane.paths import Control, Inference, Route
+from router.dataplane.record import RequestRecord
+
+logger = logging.getLogger(__name__)
+
+_CLIENT_LEFT = 499
+
+
+class Reply(Protocol):
+    """A whole response that is not relayed."""
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+        ...
+
+    def body(self) -> bytes:
+        """Return its body."""
+        ...
+
+    def headers(self) -> Headers:
+        """Return its headers, but for the length of the body."""
+        ...
+
+
+class Host(Protocol):
+    """Who says what is to be done with a call: the relay."""
+
+    clock: Callable[[], float]
+    body_bytes_max: int
+    idle_s: float
+
+    def opened(self, call: "Call") -> None:
+        """Take note that a call has begun."""
+        ...
+
+    def serve(self, call: "Call") -> None:
+        """Do what the request asks for: it is complete."""
+        ...
+
+    def attempted(self, call: "Call", attempt: Attempt) -> None:
+        """Go on after an attempt that is over."""
+        ...
+
+    def ended(self, call: "Call") -> None:
+        """Take the record of an ended call."""
+        ...
+
+
+class _Stage(Enum):
+    QUEUED = auto()
+    READING = auto()
+    SERVED = auto()
+    ENDED = auto()
+
+
+_BEFORE = (_Stage.QUEUED, _Stage.READING)
+
+
+class Call:
+    """One request, and what is learnt of it. `refused`: servers that took no connection for it."""
+
+    __slots__ = (
+        "_host", "_parts", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task", "arrived",
+        "attempt", "cycle", "decision", "record", "refused", "route",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, cycle: Cycle, route: Route) -> None:
+        self._host = host
+        self._stage = _Stage.QUEUED
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+        self._stalled_at: float | None = None
+        self._task: asyncio.Task[Reply] | None = None
+        self.cycle = cycle
+        self.route = route
+        self.arrived = self._read_at = host.clock()
+        self.record = RequestRecord(request_id(cycle.headers), route.endpoint)
+        self.decision: Decision | None = None
+        self.attempt: Attempt | None = None
+        self.refused: set[str] = set()
+
+    # The client's side.
+
+    def begin(self) -> None:
+        """Start: ask for the body if the client waits for that, or act if it is there."""
+        self._stage = _Stage.READING
+        self._host.opened(self)
+        declared = first(self.cycle.headers, b"content-length")
+        if declared is not None and int(declared) > self._host.body_bytes_max:
+            self._size_bytes = int(declared)
+        if self._size_bytes > self._host.body_bytes_max:
+            self.answer(errors.body_too_large(self._host.body_bytes_max))
+        elif self.cycle.received:
+            self.received()
+        elif self.cycle.expects:
+            if isinstance(self.route, Inference | Control):
+                self.cycle.go_on()
+            else:
+                self.received()
+
+    def feed(self, data: bytes) -> None:
+        """Keep bytes of the body, within the limit."""
+        if self._stage not in _BEFORE:
+            return
+        self._read_at = self._host.clock()
+        self._size_bytes += len(data)
+        if self._size_bytes <= self._host.body_bytes_max:
+            self._parts.append(data)
+            return
+        self._parts.clear()
+        if self._stage is _Stage.READING:
+            self.answer(errors.body_too_large(self._host.body_bytes_max))
+
+    def received(self) -> None:
+        """Act."""
+        if self._stage is _Stage.READING:
+            self._stage = _Stage.SERVED
+            try:
+                self._host.serve(self)
+            except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
+                self.fail(error)
+
+    def pause(self) -> None:
+        """The client does not read: hold the engine back."""
+        self._stalled_at = self._host.clock()
+        if self.attempt is not None:
+            self.attempt.pause()
+
+    def resume(self) -> None:
+        """The client reads."""
+        self._stalled_at = None
+        if self.attempt is not None:
+            self.attempt.resume()
+
+    def sent(self) -> None:
+        """End: the response is handed over."""
+        self._end()
+
+    def client_gone(self) -> None:
+        """End early: nobody is left to read."""
+        self._abandon(Outcome.CLIENT_DISCONNECT)
+        self._end()
+
+    # The relay's side.
+
+    @property
+    def body(self) -> bytes:
+        """The request's body."""
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def attempted(self, attempt: Attempt) -> None:
+        """Take the result of an attempt, and let the relay go on."""
+        self.attempt = None
+        self._conclude(attempt)
+        try:
+            self._host.attempted(self, attempt)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
+            self.fail(error)
+
+    def wait_for(self, reply: Coroutine[Any, Any, Reply]) -> None:
+        """Answer with a reply that takes a while."""
+        self._task = asyncio.get_running_loop().create_task(reply)
+        self._task.add_done_callback(self._waited)
+
+    def answer(self, reply: Reply) -> None:
+        """Send a whole response."""
+        self._stage = _Stage.SERVED
+        record = self.record
+        record.status = reply.status
+        if isinstance(reply, ErrorReply):
+            record.outcome = reply.outcome
+            record.error = record.error or reply.message
+        body = reply.body()
+        length = (b"content-length", b"%d" % len(body))
+        headers = [*reply.headers(), length, *own(record.request_id, self.decision)]
+        self.cycle.answer(reply.status, headers, body)
+
+    def break_off(self, last: bytes = b"") -> None:
+        """Cut the response short, `last` before that."""
+        self._end()
+        self.cycle.break_off(last)
+
+    def expire(self, now: float) -> None:
+        """Give up a client that stands still for too long. Called about once a second."""
+        idle_s = self._host.idle_s
+        if self._stalled_at is not None:
+            if now - self._stalled_at > idle_s:
+                self._abandon(Outcome.CLIENT_DISCONNECT)
+                self.record.error = "the client stopped reading"
+                self._end()
+                self.cycle.abandon()
+        elif self._stage is _Stage.READING:
+            if now - self._read_at > idle_s:
+                self.answer(errors.body_stalled(idle_s))
+        elif self.attempt is not None:
+            self.attempt.expire(now)
+
+    def shut_down(self) -> None:
+        """End early because the router does, as well as that is still possible."""
+        self._abandon(Outcome.CLIENT_DISCONNECT)
+        self.record.error = "cut short by the router's shutdown"
+        self._cut_short(errors.shutting_down())
+
+    def fail(self, error: Exception) -> None:
+        """Answer for a fault of the router."""
+        logger.error("request %s failed inside the router", self.record.request_id, exc_info=error)
+        self._abandon(Outcome.UPSTREAM_ERROR)
+        self.record.error = "internal error"
+        self._cut_short(errors.internal())
+
+    def _cut_short(self, reply: ErrorReply) -> None:
+        if self.cycle.started:
+            self.break_off()
+        else:
+            self.answer(reply)
+
+    def _waited(self, task: asyncio.Task[Reply]) -> None:
+        self._task = None
+        if task.cancelled() or self._stage is _Stage.ENDED:
+            return
+        try:
+            self.answer(task.result())
+        except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
+            self.fail(error)
+
+    def _abandon(self, outcome: Outcome) -> None:
+        self.record.outcome = outcome
+        if self._task is not None:
+            self._task.cancel()
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.abandon(outcome)
+            self._conclude(attempt)
+
+    def _conclude(self, attempt: Attempt) -> None:
+        record = self.record
+        record.outcome = attempt.outcome
+        record.error = attempt.error
+        record.status = attempt.status or 0
+        record.streaming = record.streaming or attempt.streams
+        record.output_tokens = round(attempt.counter.tokens)
+        record.tokens_exact = attempt.counter.exact
+        if attempt.first_token_at is not None:
+            record.ttft_s = attempt.first_token_at - self.arrived
+
+    def _end(self) -> None:
+        if self._stage is _Stage.ENDED:
+            return
+        self._stage = _Stage.ENDED
+        self._parts.clear()
+        record = self.record
+        record.duration_s = self._host.clock() - self.arrived
+        record.status = record.status or _CLIENT_LEFT
+        try:
+            self._host.ended(self)
+        except Exception:
+            logger.exception("the end of request %s was not recorded", record.request_id)
