@@ -30,17 +30,14 @@ from tests.gpu.session import Session, make_site
 START_LIMIT_S = 240
 ROUTER_START_S = 30
 OVERHEAD_S = 0.7  # of a point, beside its load: what is left over is aborted, caches are emptied
-WINDOW_S_MIN = 1.0
+ROUTED_SETTLE_S_A_REQUEST = 0.05
+DRAIN_SHARE = 0.3  # of a step run, for what is left at its end
 POLICIES_WITH_FILE = ("marginal",)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What is measured for how long, in seconds.
-
-    A router's first requests at a new level may go to the server that it then leaves, and occupy
-    half of the GPU until they end: its levels take longer to settle.
-    """
+    """What is measured for how long, in seconds."""
 
     levels: tuple[int, ...]
     alone_settle: float
@@ -51,9 +48,31 @@ class Times:
     phases: tuple[tuple[float, int], ...]
     straggler_tokens: int
 
+    def settle_s(self, level: int, routed: bool) -> float:
+        """How long a level runs before it is counted.
+
+        The first requests through a router may go to the server that it then leaves, and hold half
+        of the GPU until they end: the longer the more they are.
+        """
+        if not routed:
+            return self.direct_settle
+        return max(self.routed_settle, ROUTED_SETTLE_S_A_REQUEST * level)
+
+    def round_s(self, servers: int) -> float:
+        """A round of all levels of so many servers and the router."""
+        direct_s = servers * (self.direct_settle + self.window + OVERHEAD_S)
+        routed_s = (self.settle_s(level, routed=True) for level in self.levels)
+        return sum(direct_s + one + self.window + OVERHEAD_S for one in routed_s)
+
+    def least_s(self, servers: int) -> float:
+        """The calibration, one round, and the steps."""
+        alone_s = (self.alone_settle + self.alone_window + OVERHEAD_S) * len(self.levels)
+        step_s = (1 + DRAIN_SHARE) * sum(seconds for seconds, _ in self.phases)
+        return alone_s * servers + self.round_s(servers) + step_s * (servers + 1)
+
 
 GPU_TIMES = Times(
-    (1, 8, 32, 64, 128), 1.0, 1.5, 1.2, 2.5, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
+    (1, 8, 32, 64, 128), 1.0, 1.5, 1.2, 3.0, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
 )
 CPU_TIMES = Times((1, 2, 4), 2.0, 3.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
 
@@ -69,7 +88,6 @@ class Bench(Session):
         self.servers: dict[str, Server] = {}  # by role, `alone-NAME` for those without a router
         self.router: Router | None = None
         self.router_arguments: list[str] = []
-        self.scale = 1.0
 
     def drive(self, running: Fleet, wanted: Mapping[str, Arm]) -> None:
         """Everything in turn. A late run loses rounds, never a level or the step."""
@@ -95,23 +113,14 @@ class Bench(Session):
             server.check(self.site)
         self.say("  warm")
 
-    def round_s(self) -> float:
-        """Seconds that one round of all levels takes."""
-        times = self.times
-        direct = len(self.servers) * (times.direct_settle + times.window + OVERHEAD_S)
-        return len(times.levels) * (direct + times.routed_settle + times.window + OVERHEAD_S)
-
     def fit(self) -> None:
         """Shorten the windows if the calibration, a round and the steps would not fit."""
-        times = self.times
-        alone = (times.alone_settle + times.alone_window + OVERHEAD_S) * len(self.servers)
-        drain = 0.3 * sum(seconds for seconds, _ in times.phases)
-        step = drain + sum(seconds for seconds, _ in times.phases)
-        whole = alone * len(times.levels) + self.round_s() + step * (len(self.servers) + 1)
-        spare = self.left_s() - ROUTER_START_S / 3 - whole
-        windows = times.window * len(times.levels) * (len(self.servers) + 1)
-        self.scale = min(1.0, max(1 + spare / windows, WINDOW_S_MIN / times.window))
-        self.say(f"  {self.left_s():.0f} s left, {whole:.0f} needed, windows x{self.scale:.2f}")
+        times, servers = self.times, len(self.servers)
+        needed_s = times.least_s(servers) + ROUTER_START_S / 3
+        windows_s = times.window * len(times.levels) * (servers + 1)
+        scale = 1 + (self.left_s() - needed_s) / windows_s
+        self.times = replace(times, window=min(times.window, max(times.window * scale, 1.0)))
+        self.say(f"  {self.left_s():.0f} s left, {needed_s:.0f} needed: {self.times}")
 
     def aims(self) -> list[streams.Aim]:
         """All that is measured: servers by themselves, and the router once it is there."""
@@ -133,16 +142,15 @@ class Bench(Session):
 
     def steady(self, aim: streams.Aim, level: int, stage: int, number: int) -> None:
         """One row of one level."""
-        times, routed = self.times, aim.name == picture.ROUTED
-        alone = stage == picture.ALONE
-        settle_s = times.routed_settle if routed else times.direct_settle
+        times, alone = self.times, stage == picture.ALONE
+        settle_s = times.settle_s(level, aim.name == picture.ROUTED)
         for server in self.servers.values():
             server.flush_cache()
         row = streams.steady(
             aim,
             streams.Renewed(level, self.site.prompt_tokens, self.site.output_tokens),
             settle_s=times.alone_settle if alone else settle_s,
-            window_s=times.alone_window if alone else times.window * self.scale,
+            window_s=times.alone_window if alone else times.window,
             seed=1000 * stage + 100_000 * number + level,
         )
         where = {"kind": "steady", "stage": stage, "round": number, "arm": aim.name}
@@ -184,7 +192,7 @@ class Bench(Session):
 
     def rounds(self, first: int, last: int) -> None:
         """Rounds of all levels and arms while one more fits."""
-        longest_s = self.round_s() if first else 0.0
+        longest_s = self.times.round_s(len(self.servers)) if first else 0.0
         for number in range(first, last):
             begin = time.monotonic()
             if longest_s > self.left_s():
@@ -205,7 +213,13 @@ class Bench(Session):
         for aim in self.aims():
             for server in self.servers.values():
                 server.flush_cache()
-            row = streams.step(aim, plan, seed=7, look=self.look)
+            row = streams.step(
+                aim,
+                plan,
+                limit_s=max(self.left_s(), 1.2 * plan.ends_s[-1]),
+                seed=7,
+                look=self.look,
+            )
             where = {"kind": "step", "stage": picture.ROUNDS, "round": 0, "arm": aim.name}
             self.rows.add({**where, **row, "switch": self.modes()})
             self.say(

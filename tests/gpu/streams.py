@@ -136,10 +136,13 @@ def _first_wave(rows: Sequence[RequestRow], level: int) -> tuple[int, float] | N
     return round(level * statistics.mean(tokens)), round(max(first_s), 5)
 
 
-def step(aim: Aim, plan: Step, seed: int, look: Look) -> Row:
-    """One run of the step: what arrived when, what was in flight where, and what `look` saw."""
+def step(aim: Aim, plan: Step, *, limit_s: float, seed: int, look: Look) -> Row:
+    """One run of the step: what arrived when, what was in flight where, and what `look` saw.
+
+    What is not answered by `limit_s` is cut off.
+    """
     samples: list[dict[str, object]] = []
-    found = _run(aim, plan.lengths, seed, plan.pacer(), None, (look, samples))
+    found = _run(aim, plan.lengths, seed, plan.pacer(), limit_s, (look, samples))
     bins = math.ceil(found.duration_s / STEP_BIN_S)
     line = timeline(found.rows, found.duration_s, found.duration_s / bins)
     long = found.rows[STRAGGLER] if len(found.rows) > STRAGGLER else None

@@ -167,7 +167,7 @@ def test_a_steady_level_is_measured_while_requests_end_one_by_one(engine: Proces
 def test_a_step_is_run_to_its_last_answer(engine: Process) -> None:
     aim = Aim(picture.BASE, engine.url, MODEL_NAME, {})
     plan = Step(((0.3, 1), (0.5, 4), (0.2, 1)), Mixed(16, Lognormal(20, 0.5, 80), 300))
-    row = step(aim, plan, seed=1, look=lambda: {"seen": 1})
+    row = step(aim, plan, limit_s=30, seed=1, look=lambda: {"seen": 1})
     assert row["errors"] == 0
     assert row["cut"] == 0
     assert row["straggler"]["tokens"] == 300
