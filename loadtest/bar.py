@@ -5,27 +5,35 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from loadtest.record import Progress
+
 
 @contextmanager
-def bar(total: int) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function that takes the requests done and failed so far."""
+def bar(requests: int | None, duration_s: float | None) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows how far a run is, by its requests, else by its time."""
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield lambda _done, _failed: None
+        yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
+    columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting", total=duration_s if requests is None else requests)
 
-        def show(done: int, failed: int) -> None:
-            description = f"{failed} failed" if failed else ""
-            progress.update(task, completed=done, description=description)
+        def show(at: Progress) -> None:
+            if at.warming:
+                bars.update(task, description="warm-up")
+                return
+            done = at.elapsed_s if requests is None else at.finished
+            bars.update(task, completed=done, description=describe(at, requests))
 
         yield show
+
+
+def describe(at: Progress, requests: int | None) -> str:
+    """Return a run's progress in words."""
+    of = "" if requests is None else f" of {requests}"
+    failed = f", {at.errors} failed" if at.errors else ""
+    return f"{at.finished}{of} done, {at.in_flight} running, {at.tokens:.0f} tokens{failed}"
