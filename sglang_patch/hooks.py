@@ -231,13 +231,16 @@ CALLS = (
     ),
     _call(
         "speculative.eagle_info:EagleDraftInput",
-        "hidden_states topk_p topk_index bonus_tokens capture_hidden_mode",
+        "hidden_states topk_p topk_index bonus_tokens capture_hidden_mode new_seq_lens verify_done "
+        "num_correct_drafts num_accept_tokens num_tokens_per_req num_tokens_for_logprob_per_req",
         "next draft input",
         Kind.FIELDS,
     ),
     _call(
         "managers.utils:GenerationBatchResult",
-        "num_correct_drafts can_run_cuda_graph speculative_num_draft_tokens",
+        "logits_output next_token_ids num_correct_drafts num_correct_drafts_per_req_cpu "
+        "can_run_cuda_graph speculative_num_draft_tokens next_draft_input accept_lens "
+        "routed_experts_output indexer_topk_output",
         "a step's result",
         Kind.FIELDS,
     ),
@@ -249,4 +252,63 @@ CALLS = (
     ),
     _call("utils:get_available_gpu_memory", "device gpu_id empty_cache", "memory in the log"),
 )
-TABLE = (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS, *CALLS)
+DIRECT_CALLS = (
+    _call(
+        "managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "model_worker_batch is_verify",
+        "direct step: target",
+    ),
+    _call(
+        "managers.schedule_batch:ScheduleBatch.get_model_worker_batch",
+        "",
+        "v1, direct step: target",
+    ),
+    _call("mem_cache.common:alloc_for_decode", "batch token_per_req", "v1, direct step: KV slots"),
+    _call(
+        "speculative.eagle_info_v2:assign_extend_cache_locs_func",
+        "req_pool_indices req_to_token start_offset end_offset batch_size draft_token_num device",
+        "v2, direct step: KV slots",
+    ),
+    _call(
+        "speculative.eagle_info_v2:EagleVerifyInputV2Mixin.sample",
+        "batch logits_output",
+        "direct step: tokens that are not greedy",
+    ),
+    _call(
+        "speculative.eagle_info:EagleDraftExtendInput",
+        "hidden_states num_correct_drafts num_accept_tokens num_accept_tokens_cpu input_ids "
+        "seq_lens seq_lens_cpu req_pool_indices",
+        "v1, direct step: draft extend",
+        Kind.FIELDS,
+    ),
+    _call(
+        "speculative.eagle_info_v2:EagleDraftInputV2Mixin.prepare_for_extend_to_fill_draft_kvcache",
+        "batch predict num_draft_tokens draft_model_runner cuda_graph_runner",
+        "v2, direct step: draft extend",
+    ),
+    _call(
+        "speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner.replay",
+        "forward_batch",
+        "v2, direct step: draft extend",
+    ),
+    _call("managers.schedule_batch:Req.check_finished", "", "v1, direct step: bookkeeping"),
+    _call(
+        "managers.schedule_batch:Req.update_reasoning_tokens",
+        "token_id think_end_id",
+        "v1, direct step: bookkeeping",
+    ),
+    _call(
+        "managers.schedule_batch:Req.update_spec_correct_drafts_histogram",
+        "num_correct_drafts",
+        "v1, direct step: bookkeeping",
+    ),
+    _call(
+        "managers.overlap_utils:FutureMap.resolve_future",
+        "model_worker_batch",
+        "v2: an OFF step needs the last tokens alone",
+    ),
+    _call("speculative.spec_utils:maybe_detect_nan", "tensor msg", "direct step: diagnostic"),
+    _call("utils:fast_topk", "values topk dim", "v2, direct step: candidates"),
+    _call("observability.trace:get_global_tracing_enabled", "", "direct step: not while traced"),
+)
+TABLE = (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS, *CALLS, *DIRECT_CALLS)

@@ -53,6 +53,7 @@ class Telemetry:
         default_factory=lambda: {mode: ModeCounters() for mode in Mode}
     )
     switches: int = 0
+    direct_steps: int = 0
     accept: Average = field(default_factory=Average)
     draft_stale: bool = False
 
@@ -119,6 +120,7 @@ class Telemetry:
         return {
             "off_share": round(self.modes[Mode.OFF].steps / steps, 4) if steps else 0.0,
             "switches_total": self.switches,
+            "direct_steps": self.direct_steps,
             "accept_length_on": None if self.accept.value is None else round(self.accept.value, 3),
             "t_on_ms": None if t_on is None else round(t_on, 3),
             "t_off_ms": None if t_off is None else round(t_off, 3),

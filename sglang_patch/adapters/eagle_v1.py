@@ -8,6 +8,8 @@ extend.
 from collections.abc import Callable
 from typing import Any
 
+from sglang_patch.adapters.direct import is_direct
+from sglang_patch.adapters.direct_v1 import direct_step
 from sglang_patch.adapters.off_state import OffState, build_off_state
 from sglang_patch.adapters.one_node import one_node_verify_input, stale_draft_input
 from sglang_patch.adapters.swapping import swapped
@@ -36,7 +38,11 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
     if switch is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
         return original(worker, batch)
     switch.seen_in_worker()
-    result = original(worker, batch)
+    if switch.off and not switch.config.skip_draft_extend and is_direct(batch):
+        switch.telemetry.direct_steps += 1
+        result = direct_step(worker, batch, worker.spec_switch_off)
+    else:
+        result = original(worker, batch)
     result.spec_switch_mode = switch.mode
     return result
 
@@ -58,7 +64,7 @@ def draft(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
         penalizer.cumulate_output_tokens(bonus_tokens.to(torch.int64))
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     batch.return_hidden_states = False
-    return one_node_verify_input(batch, bonus_tokens)
+    return one_node_verify_input(batch, bonus_tokens, worker.spec_switch_off.constants)
 
 
 def verify(original: Callable[..., Any], worker: Any, batch: Any) -> Any:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from sglang_patch.adapters.direct import is_direct
+from sglang_patch.adapters.direct_v2 import direct_step
 from sglang_patch.adapters.off_state import OffState, build_off_state
 from sglang_patch.adapters.one_node import one_node_verify_input, stale_draft_input
 from sglang_patch.adapters.swapping import swapped
@@ -19,7 +21,7 @@ def attach(worker: Any, switch: Switch) -> None:
     """Give the worker its switch and what an OFF step needs."""
     drafter = worker.draft_worker
     state = build_off_state(drafter, worker.target_worker.model_runner, drafter.draft_runner)
-    worker.spec_switch_off = state
+    worker.spec_switch_off = drafter.spec_switch_off = state
     worker.spec_switch = drafter.spec_switch = switch
 
 
@@ -31,17 +33,19 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
     if switch is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
         return original(worker, batch)
     switch.seen_in_worker()
-    if switch.off:
-        skips = switch.config.skip_draft_extend
-        with (
-            _one_token_step(worker, worker.spec_switch_off),
-            _leave_draft_stale(worker.draft_worker) if skips else nullcontext(),
-        ):
-            result = original(worker, batch)
-    else:
-        result = original(worker, batch)
+    result = _off_step(original, worker, batch) if switch.off else original(worker, batch)
     result.spec_switch_mode = switch.mode
     return result
+
+
+def _off_step(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
+    off, skips = worker.spec_switch_off, worker.spec_switch.config.skip_draft_extend
+    with _one_token_step(worker, off):
+        if is_direct(batch) and not skips and not worker.plan_stream:
+            worker.spec_switch.telemetry.direct_steps += 1
+            return direct_step(worker, batch, off)
+        with _leave_draft_stale(worker.draft_worker) if skips else nullcontext():
+            return original(worker, batch)
 
 
 @contextmanager
@@ -68,7 +72,9 @@ def draft(original: Callable[..., Any], drafter: Any, batch: Any) -> Any:
     switch: Switch | None = getattr(drafter, "spec_switch", None)
     if switch is None or not switch.off or batch.forward_mode.is_idle():
         return original(drafter, batch)
-    return one_node_verify_input(batch, batch.spec_info.bonus_tokens)
+    return one_node_verify_input(
+        batch, batch.spec_info.bonus_tokens, drafter.spec_switch_off.constants
+    )
 
 
 def _leave_draft_stale(drafter: Any) -> AbstractContextManager[None]:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_patch.adapters.one_node import Constants
 from sglang_patch.adapters.swapping import swapped
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class OffState:
     graph_runner: Any
     extend_backend: Any
     extend_graph_runner: Any
+    constants: Constants
 
     def on_target(self, model_runner: Any) -> AbstractContextManager[None]:
         """Lend the one-token backend and graphs to the target. Prefill and ON steps find their own
@@ -100,7 +102,8 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
         free_before - _free_gb(get_available_gpu_memory, target_runner),
         _free_gb(get_available_gpu_memory, target_runner),
     )
-    return OffState(attn_backend, graph_runner, extend_backend, extend_graph_runner)
+    constants = Constants(target_runner.device)
+    return OffState(attn_backend, graph_runner, extend_backend, extend_graph_runner, constants)
 
 
 @contextmanager

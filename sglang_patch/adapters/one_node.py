@@ -1,9 +1,61 @@
 """The verify input of an OFF step: a tree of one node, the last token of each request."""
 
+from dataclasses import dataclass
 from typing import Any
 
+GROWTH = 2
+"""Constants that became too short are made this many times as long as what is asked for."""
 
-def one_node_verify_input(batch: Any, bonus_tokens: Any) -> Any:
+
+@dataclass(slots=True)
+class Constants:
+    """Tensors that hold the same values in every OFF step: made once on the device and sliced,
+    since each launch of a kernel is time that the CPU spends between two forwards.
+    """
+
+    device: Any
+    _mask: Any = None
+    _index: Any = None
+    _no_child: Any = None
+    _ones: Any = None
+    _zeros: Any = None
+
+    def mask(self, length: int) -> Any:
+        """Return True, `length` times."""
+        import torch
+
+        if self._mask is None or len(self._mask) < length:
+            self._mask = torch.ones(GROWTH * length, dtype=torch.bool, device=self.device)
+        return self._mask[:length]
+
+    def tree(self, rows: int) -> tuple[Any, Any]:
+        """Return each row's number, and -1 for "no child", both (rows, 1)."""
+        self._grow(rows)
+        return self._index[:rows], self._no_child[:rows]
+
+    def ones(self, rows: int) -> Any:
+        """Return int32 ones, one a row."""
+        self._grow(rows)
+        return self._ones[:rows]
+
+    def zeros(self, rows: int) -> Any:
+        """Return int32 zeros, one a row."""
+        self._grow(rows)
+        return self._zeros[:rows]
+
+    def _grow(self, rows: int) -> None:
+        import torch
+
+        if self._index is not None and len(self._index) >= rows:
+            return
+        size = GROWTH * rows
+        self._index = torch.arange(size, dtype=torch.int64, device=self.device).unsqueeze(1)
+        self._no_child = torch.full((size, 1), -1, dtype=torch.int64, device=self.device)
+        self._ones = torch.ones(size, dtype=torch.int32, device=self.device)
+        self._zeros = torch.zeros(size, dtype=torch.int32, device=self.device)
+
+
+def one_node_verify_input(batch: Any, bonus_tokens: Any, constants: Constants) -> Any:
     """Build what `draft()` would return had it drafted nothing. `batch` is v1's schedule batch or
     v2's worker batch.
 
@@ -17,14 +69,13 @@ def one_node_verify_input(batch: Any, bonus_tokens: Any) -> Any:
     from sglang.srt.speculative.eagle_info import EagleVerifyInput
 
     rows = len(batch.seq_lens)
-    device = batch.seq_lens.device
-    no_child = torch.full((rows, 1), -1, dtype=torch.int64, device=device)
+    index, no_child = constants.tree(rows)
     return EagleVerifyInput(
         draft_token=bonus_tokens.to(torch.int64),
         # One query sees its whole context and itself: seq_len + 1 ones a request.
-        custom_mask=torch.ones(batch.seq_lens_sum + rows, dtype=torch.bool, device=device),
-        positions=batch.seq_lens.to(torch.int64, copy=True),
-        retrieve_index=torch.arange(rows, dtype=torch.int64, device=device).unsqueeze(1),
+        custom_mask=constants.mask(batch.seq_lens_sum + rows),
+        positions=batch.seq_lens.to(torch.int64),
+        retrieve_index=index,
         retrieve_next_token=no_child,
         retrieve_next_sibling=no_child,
         retrieve_cum_len=None,

@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sglang_patch.adapters import eagle_v1, eagle_v2
 from sglang_patch.adapters.off_state import one_token
 from sglang_patch.adapters.server_args import current_config
+from sglang_patch.adapters.swapping import swapped
 from sglang_patch.config import SKIP_DRAFT_EXTEND, Config
 from sglang_patch.plugin import unapplied
 from sglang_patch.refusals import (
@@ -19,6 +21,7 @@ from sglang_patch.refusals import (
     server_refusals,
     worker_refusal,
 )
+from sglang_patch.rule import HEADROOM
 from sglang_patch.switch import Switch
 
 logger = logging.getLogger(__name__)
@@ -103,10 +106,7 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     if batch.batch_size() < before:
         batch.batch_is_full = False
     batch.spec_switch = None  # ask for what an ON step reserves
-    on_tokens = batch.new_tokens_required_next_decode()
-    free_tokens = (
-        batch.token_to_kv_pool_allocator.available_size() + batch.tree_cache.evictable_size()
-    )
+    free_tokens, on_tokens = _kv_tokens(batch)
     switch.decide(batch.batch_size(), free_tokens, on_tokens, scheduler.forward_ct)
     batch.spec_switch = switch
     if not (switch.off and batch.is_spec_v2):
@@ -115,6 +115,29 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
     # server arguments: one slot for this step and one for the step in flight.
     with one_token(scheduler.server_args):
         return original(scheduler, batch)
+
+
+def _kv_tokens(batch: Any) -> tuple[int, int]:
+    """Return the free KV slots and what an ON step reserves.
+
+    Counting what v2 reserves is a loop over all requests: where the most that it can be fits, that
+    will do, and so do slots that are free without evicting anything.
+    """
+    free_tokens = batch.token_to_kv_pool_allocator.available_size()
+    if batch.is_spec_v2 and (most := _v2_tokens_max(batch)) * HEADROOM <= free_tokens:
+        return free_tokens, most
+    on_tokens = batch.new_tokens_required_next_decode()
+    return free_tokens + batch.tree_cache.evictable_size(), on_tokens
+
+
+def _v2_tokens_max(batch: Any) -> int:
+    """Return the most that a v2 step can reserve: twice its tokens, and a page begun for each
+    request (schedule_batch.py:2145-2156).
+    """
+    from sglang.srt.managers.utils import get_alloc_len_per_decode
+
+    page_size = batch.token_to_kv_pool_allocator.page_size
+    return len(batch.reqs) * (2 * int(get_alloc_len_per_decode()) + int(page_size) - 1)
 
 
 def run_batch(
@@ -134,10 +157,25 @@ def run_batch(
     if not known:
         return original(scheduler, batch, pp_proxy_tensors)
     seq_lens = batch.seq_lens + 1
-    result = original(scheduler, batch, pp_proxy_tensors)
+    futures = scheduler.future_map
+    with swapped(futures, resolve_future=partial(_resolve_last_tokens, futures)):
+        result = original(scheduler, batch, pp_proxy_tensors)
     batch.seq_lens = seq_lens
     batch.spec_info.verify_done = None
     return result
+
+
+def _resolve_last_tokens(futures: Any, model_worker_batch: Any) -> None:
+    """Fetch what an OFF step reads of the last step's outcome: no candidates, no hidden states, nor
+    lengths (overlap_utils.py:133-158).
+    """
+    import torch
+
+    draft_input = model_worker_batch.spec_info
+    indices = draft_input.future_indices.indices
+    # Made on the scheduler's stream: keep its memory until the forward stream has read it.
+    indices.record_stream(torch.get_device_module(futures.device).current_stream())
+    draft_input.bonus_tokens = futures.bonus_tokens_buf[indices]
 
 
 def new_tokens_required_next_decode(
@@ -145,10 +183,17 @@ def new_tokens_required_next_decode(
 ) -> Any:
     """v1, OFF: exactly the new pages. verify() allocates as for a prefill and raises if they are
     not there (common.py:356-395), instead of retracting, so neither more nor less will do.
+
+    v2, OFF: the most that it can be, where that is free: whoever asks compares it with that.
     """
     switch: Switch | None = getattr(batch, "spec_switch", None)
-    if switch is None or not switch.off or batch.is_spec_v2:
+    if switch is None or not switch.off:
         return original(batch, selected_indices)
-    page_size = batch.token_to_kv_pool_allocator.page_size
+    allocator = batch.token_to_kv_pool_allocator
+    if batch.is_spec_v2:
+        most = _v2_tokens_max(batch)
+        fits = selected_indices is None and most <= allocator.available_size()
+        return most if fits else original(batch, selected_indices)
+    page_size = allocator.page_size
     requests = batch.reqs if selected_indices is None else [batch.reqs[i] for i in selected_indices]
     return page_size * sum(request.kv_committed_len % page_size == 0 for request in requests)

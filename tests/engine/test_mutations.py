@@ -15,7 +15,8 @@ from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, TREE, CaseResu
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-CASES = [FEATURES["staggered"], LONG]
+CASES = [FEATURES["staggered"], LONG, FEATURES["logprobs"]]
+"""The last one's OFF steps go through the stock verification, those of the others do not."""
 ARMING = "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker"
 
 # What these do shows on a GPU only: CUDA graphs, the memory that they take, streams that overlap.
@@ -55,13 +56,15 @@ def retractions(result: CaseResult) -> int:
 def symptoms(engine: Engine, sabotage: str | None, laboratory: Laboratory) -> list[str]:
     """Everything that is wrong with a plugin."""
     try:
-        staggered, long = (
+        staggered, long, logprobs = (
             laboratory.result(alternating(engine, sabotage), case.name) for case in CASES
         )
         crowd = laboratory.result(off_and_squeezed(engine, sabotage), "crowd")
     except CaseError as error:
         return [f"fails: {error}"]
-    plain = laboratory.result(Job(PLAIN, CASES), "staggered")
+    plain, plain_logprobs = (
+        laboratory.result(Job(PLAIN, CASES), name) for name in ("staggered", "logprobs")
+    )
     squeezed = PLAIN.with_options("squeezed", **SQUEEZED)
     plain_crowd = laboratory.result(Job(squeezed, [CROWD]), "crowd")
     stock = laboratory.result(Job(engine, [LONG]), "long")
@@ -70,10 +73,12 @@ def symptoms(engine: Engine, sabotage: str | None, laboratory: Laboratory) -> li
     state, stock_length = (
         long.internal_state[name] for name in ("spec_switch", "avg_spec_accept_length")
     )
-    added_off = set(long.accepted("off").values())
+    added_off = {*long.accepted("off").values(), *logprobs.accepted("off").values()}
     accepted_on = list(long.accepted("on").values())
     checks = {
-        "other answers": staggered.tokens == plain.tokens and long.tokens == stock.tokens,
+        "other answers": staggered.tokens == plain.tokens
+        and long.tokens == stock.tokens
+        and logprobs.tokens == plain_logprobs.tokens,
         "lost slots": staggered.accounting == long.accounting == crowd.accounting == CLEAN,
         "other modes": set(long.modes) == {"on", "off"} and set(crowd.modes) == {"off"},
         "drafts while off": added_off == {1},

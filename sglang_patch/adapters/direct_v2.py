@@ -1,0 +1,110 @@
+"""v2: an OFF step without the stock verification.
+
+Under overlap scheduling the CPU prepares a step while the GPU runs the last one. Where the forward
+is short, what the CPU has to launch sets the pace.
+"""
+
+from typing import Any
+
+from sglang_patch.adapters.direct import next_tokens
+from sglang_patch.adapters.off_state import OffState
+from sglang_patch.adapters.one_node import one_node_verify_input
+
+
+def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
+    """Run an OFF step of a worker batch that `is_direct`: target, next token, draft extend
+    (eagle_worker_v2.py:573-661, 979-1125).
+
+    Every request yields one token, which the CPU need not be told by the GPU.
+    """
+    import torch
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    device = torch.get_device_module(worker.device)
+    # Made on the scheduler's stream: keep its memory until the forward stream has read it.
+    batch.seq_lens.record_stream(device.current_stream())
+    rows = len(batch.seq_lens)
+    target = _forward_target(worker, batch, off)
+    tokens = next_tokens(batch, batch.spec_info, target.logits_output)
+    following = EagleDraftInput(
+        bonus_tokens=tokens, new_seq_lens=batch.seq_lens + 1, verify_done=device.Event()
+    )
+    following.verify_done.record()
+    result = GenerationBatchResult(
+        logits_output=target.logits_output,
+        next_token_ids=tokens,
+        can_run_cuda_graph=target.can_run_cuda_graph,
+        speculative_num_draft_tokens=1,
+        next_draft_input=following,
+        accept_lens=torch.ones(rows, dtype=torch.int32),
+        routed_experts_output=target.routed_experts_output,
+        indexer_topk_output=target.indexer_topk_output,
+    )
+    _extend_draft(worker.draft_worker, batch, off, result)
+    return result
+
+
+def _forward_target(worker: Any, batch: Any, off: OffState) -> Any:
+    """Run the target on the slots that the scheduler has reserved (eagle_info_v2.py:257-332)."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
+    from sglang.srt.speculative.eagle_info_v2 import assign_extend_cache_locs_func
+
+    verify_input = one_node_verify_input(batch, batch.spec_info.bonus_tokens, off.constants)
+    batch.spec_info, batch.input_ids = verify_input, verify_input.draft_token
+    batch.out_cache_loc = assign_extend_cache_locs_func(
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=worker.req_to_token_pool.req_to_token,
+        start_offset=batch.seq_lens,
+        end_offset=batch.seq_lens + 1,
+        batch_size=len(batch.seq_lens),
+        draft_token_num=1,
+        device=batch.input_ids.device,
+    )
+    batch.forward_mode = ForwardMode.TARGET_VERIFY
+    batch.capture_hidden_mode = CaptureHiddenMode.FULL
+    return worker.target_worker.forward_batch_generation(batch, is_verify=True)
+
+
+def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
+    """Extend the draft by the next token, and complete the next draft input.
+
+    With one token a request each row is the one that stock would pick, and a graph has picked the
+    candidates already (eagle_draft_extend_cuda_graph_runner.py:425).
+    """
+    import torch
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+    from sglang.srt.utils import fast_topk
+
+    rows, runner = len(batch.seq_lens), drafter.cuda_graph_runner_for_draft_extend
+    extend_input = EagleDraftInput(
+        hidden_states=result.logits_output.hidden_states,
+        num_tokens_per_req=1,
+        num_tokens_for_logprob_per_req=1,
+        num_correct_drafts=off.constants.zeros(rows),
+        num_accept_tokens=off.constants.ones(rows),
+    )
+    with (
+        drafter.draft_tp_context(drafter.draft_runner.tp_group),
+        speculative_moe_backend_context(),
+        speculative_moe_a2a_backend_context(),
+    ):
+        forward_batch = extend_input.prepare_for_extend_to_fill_draft_kvcache(
+            batch, result.next_token_ids, 1, drafter.draft_runner, runner
+        )
+        if runner and runner.can_run(forward_batch):
+            output = runner.replay(forward_batch)
+            topk_p, topk_index = output.topk_p, output.topk_index
+        else:
+            output = drafter.draft_runner.forward(
+                forward_batch, skip_attn_backend_init=True
+            ).logits_output
+            probabilities = torch.softmax(output.next_token_logits, dim=-1)
+            topk_p, topk_index = fast_topk(probabilities, drafter.topk, dim=-1)
+    following = result.next_draft_input
+    following.topk_p, following.topk_index = topk_p, topk_index
+    following.hidden_states = output.hidden_states
