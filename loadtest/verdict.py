@@ -126,14 +126,15 @@ def table(runs: Mapping[str, Run]) -> str:
                 *(f"{run[count]:,}" for count in _COUNTS),
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _short(value_ms: float) -> str:
     return f"{value_ms:.1f}" if value_ms < 100 else f"{value_ms:,.0f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as columns, the first to the left and the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

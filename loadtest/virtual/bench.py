@@ -11,14 +11,15 @@ from functools import cached_property
 from itertools import pairwise
 
 from loadtest.pacing import ClosedLoop, OpenLoop, Pacer, Ramp
+from loadtest.reading import Arrival
 from loadtest.virtual.curves import Curve, best_split, capacity_tok_s, measure
 from loadtest.virtual.loop import World
 from loadtest.virtual.record import Run
 from loadtest.virtual.rivals import KnownCurves, RoundRobin
 from loadtest.virtual.scenario import Scenario, Start
 from loadtest.virtual.station import Event, Server, server_specs
-from loadtest.virtual.synthetic import TraceRow, synthetic_trace
-from loadtest.workload import Recorded, Workload
+from loadtest.virtual.synthetic import synthetic_trace
+from loadtest.workload import Lengths, Recorded, Workload
 from router.core.calibration import Calibration, ServerProfile, TpotPoint
 from router.core.learner import Learner
 from router.core.policy import make_policy
@@ -42,7 +43,7 @@ class Case:
     scenario: Scenario
     level: int | None = None
     demand: float | None = None
-    rows: tuple[TraceRow, ...] | None = None
+    rows: tuple[Arrival, ...] | None = None
     layout: Layout | None = None
     tuning: Tuning | None = None
 
@@ -54,7 +55,7 @@ class Case:
         return "course" if self.demand is None else f"demand {self.demand:g}"
 
 
-def cases(scenario: Scenario, rows: tuple[TraceRow, ...] | None = None) -> list[Case]:
+def cases(scenario: Scenario, rows: tuple[Arrival, ...] | None = None) -> list[Case]:
     """Return a scenario's cases."""
     if scenario.levels:
         return [Case(scenario, level=level) for level in scenario.levels]
@@ -144,7 +145,13 @@ class Bench:
     def curves(self) -> tuple[Curve, Curve]:
         """The true curves of spec and base at the start."""
         spec, base = self.scenario.servers
-        return measure(spec, self.scenario.lengths), measure(base, self.scenario.lengths)
+        return measure(spec, self.lengths), measure(base, self.lengths)
+
+    @cached_property
+    def lengths(self) -> Lengths:
+        """Where the requests' lengths come from: a trace's own, if it was read from a file."""
+        rows = self.case.rows
+        return self.scenario.lengths if rows is None else self._fitting(rows)
 
     @property
     def _crossing_place(self) -> int:
@@ -159,7 +166,7 @@ class Bench:
 
         def curves() -> dict[str, Curve]:
             return {
-                name: measure(server, self.scenario.lengths).scaled(slowness[name])
+                name: measure(server, self.lengths).scaled(slowness[name])
                 for name, server in servers.items()
             }
 
@@ -189,8 +196,17 @@ class Bench:
         scale = tokens / wanted_tok_s / span_s
         times_s = array("d", ((row.at_s - rows[0].at_s) * scale for row in rows))
         self.until_s = times_s[-1]
-        lengths = Recorded(tuple((row.prompt_tokens, row.output_tokens) for row in rows))
-        return OpenLoop(times_s), Workload("simulated", lengths, self.seed)
+        return OpenLoop(times_s), Workload("simulated", self._fitting(rows), self.seed)
+
+    def _fitting(self, rows: Sequence[Arrival]) -> Recorded:
+        """Return a trace's lengths, its prompts cut to what an engine would not refuse."""
+        room = min(server.params.context_tokens for server in self.scenario.servers)
+        return Recorded(
+            tuple(
+                (min(row.prompt_tokens, room - row.output_tokens), row.output_tokens)
+                for row in rows
+            )
+        )
 
     def _run(
         self, servers: Sequence[Server], policy: Policy, learner: Learner | None = None

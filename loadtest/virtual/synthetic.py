@@ -12,8 +12,9 @@ It resembles the conversation trace of the Azure LLM inference dataset 2023 (P. 
 
 import random
 from bisect import bisect_right
-from dataclasses import dataclass
 from math import exp, sqrt
+
+from loadtest.reading import Arrival
 
 MEAN_PER_S = 5.53
 # Standard deviation and time constant in seconds of each part of the logarithm of the rate.
@@ -24,28 +25,19 @@ _PROMPT_TOKENS = (4, 30, 180, 205, 400, 1000, 1200, 2700, 4050, 4150, 7000)
 _OUTPUT_TOKENS = (7, 16, 41, 54, 85, 130, 395, 425, 450, 600, 1000)
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """One request: when it came, in seconds of the trace, and its lengths."""
-
-    at_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
-def synthetic_trace(requests: int, seed: int) -> tuple[TraceRow, ...]:
+def synthetic_trace(requests: int, seed: int) -> tuple[Arrival, ...]:
     """Return so many requests. The same seed gives the same ones; a longer trace begins alike."""
     rng = random.Random(f"{seed}/trace")  # noqa: S311 - load, not secrets
     # Each process starts in its stationary distribution.
     parts = [sd * rng.gauss(0.0, 1.0) for sd, _ in _WANDERING]
     centre = -sum(sd * sd for sd, _ in _WANDERING) / 2
-    rows: list[TraceRow] = []
+    rows: list[Arrival] = []
     start_s = 0.0
     while len(rows) < requests:
         rate = MEAN_PER_S * exp(centre + sum(parts))
         at_s = start_s + rng.expovariate(rate)
         while at_s < start_s + _STEP_S and len(rows) < requests:
-            rows.append(TraceRow(at_s, _draw(_PROMPT_TOKENS, rng), _draw(_OUTPUT_TOKENS, rng)))
+            rows.append(Arrival(at_s, _draw(_PROMPT_TOKENS, rng), _draw(_OUTPUT_TOKENS, rng)))
             at_s += rng.expovariate(rate)
         start_s += _STEP_S
         for place, (sd, tau_s) in enumerate(_WANDERING):
