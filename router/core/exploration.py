@@ -1,9 +1,14 @@
-"""Requests to a server that nobody would choose, so that its recovery is noticed: few of them."""
+"""Requests to a server that nobody would choose, so that its recovery is noticed: few of them.
+
+The budget is in requests' worth of predicted loss: a probe that is taken to cost half as much again
+as the best choice loses half a request. So near ties may be probed often, ruinous ones rarely.
+"""
 
 from router.core.tuning import Tuning
 
-# No more than so many may be saved up.
+# No more than so many requests' worth may be saved up, and a probe costs at least so much.
 _CREDIT_MAX = 2.0
+_LOSS_MIN = 0.1
 
 
 class Exploration:
@@ -14,21 +19,30 @@ class Exploration:
         self._credit = 0.0
         self._last_at: float | None = None
         self.probes = 0
+        self.lost_requests = 0.0
 
     def earn(self) -> None:
         """Count a request."""
         self._credit = min(_CREDIT_MAX, self._credit + self._tuning.explore_share)
 
-    def due(self, last_seen_at: float | None, now: float) -> bool:
-        """Whether an idle server last seen then may have a request now."""
-        interval_s = self._tuning.explore_interval_s
-        if self._credit < 1:
-            return False
-        rested = self._last_at is None or now - self._last_at > interval_s
-        return rested and (last_seen_at is None or now - last_seen_at > interval_s)
+    def due(self, last_seen_at: float | None, now: float, *, promising: bool) -> bool:
+        """Whether an idle server last seen then should have a request now.
 
-    def spend(self, now: float) -> None:
-        """Take a probe."""
-        self._credit -= 1
+        A `promising` one has just been faster than expected: it need not wait.
+        """
+        if self._tuning.explore_share <= 0:
+            return False
+        interval_s = self._tuning.explore_interval_s
+        rested = self._last_at is None or now - self._last_at > interval_s
+        return promising or (rested and (last_seen_at is None or now - last_seen_at > interval_s))
+
+    def spend(self, loss: float, now: float) -> bool:
+        """Take a probe of so much predicted loss, in requests; False if it is too much."""
+        loss = max(loss, _LOSS_MIN)
+        if loss > self._credit:
+            return False
+        self._credit -= loss
         self._last_at = now
         self.probes += 1
+        self.lost_requests += loss
+        return True

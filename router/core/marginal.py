@@ -64,31 +64,36 @@ class MarginalPolicy:
         if len(candidates) == 1:
             return Decision(candidates[0].name, Reason.ONLY_SERVER)
         self.exploration.earn()
-        probe = self._probe(candidates, loads, now)
-        if probe is not None:
-            return probe
         unknown = [load for load in candidates if not self._known(load.name)]
         if unknown:
             least = min(candidates, key=lambda load: (load.sequences, load.prefill_tokens))
             return Decision(least.name, Reason.UNMEASURED)
-        return Decision(self._cheapest(shape, candidates).name, Reason.MARGINAL)
+        best = self._cheapest(shape, candidates)
+        probed = self._probe(shape, candidates, best, now)
+        if probed is not None:
+            return Decision(probed.name, Reason.EXPLORE)
+        return Decision(best.name, Reason.MARGINAL)
 
     def _known(self, name: str) -> bool:
         server = self.learner.servers.get(name)
         return server is not None and server.known
 
     def _probe(
-        self, candidates: Sequence[ServerLoad], loads: Sequence[ServerLoad], now: float
-    ) -> Decision | None:
-        if not any(load.sequences for load in loads):
-            return None
+        self, shape: RequestShape, candidates: Sequence[ServerLoad], best: ServerLoad, now: float
+    ) -> ServerLoad | None:
+        """Return an idle server that is due for a look, if that costs little enough."""
         for load in candidates:
-            server = self.learner.servers.get(load.name)
-            if server is None or load.sequences or not server.known:
+            if load.sequences or load is best:
                 continue
-            if self.exploration.due(server.last_seen_at, now):
-                self.exploration.spend(now)
-                return Decision(load.name, Reason.EXPLORE)
+            server = self.learner.servers[load.name]
+            promising = server.curve(1).seems_faster
+            if not self.exploration.due(server.last_seen_at, now, promising=promising):
+                continue
+            added = max(shape.sequences, 1)
+            seconds = self._cost(self.learner.servers[best.name], best.sequences, added)
+            loss = self._cost(server, 0, added) / seconds - 1 if seconds > 0 else 1.0
+            if self.exploration.spend(loss * added, now):
+                return load
         return None
 
     def _cheapest(self, shape: RequestShape, candidates: Sequence[ServerLoad]) -> ServerLoad:

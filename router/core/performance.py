@@ -18,10 +18,21 @@ from router.core.types import Estimate
 # The relative noise of one window until it is measured, and the pace of the measurement.
 NOISE_PRIOR = 0.05
 _NOISE_PACE = 0.05
+_NOISE_MAX = 0.3
+# Of a normal distribution: standard deviation over mean absolute deviation.
+_SIGMAS_PER_MEAN = 1.25
+# A forecast with less behind it cannot be contradicted.
+_FORECAST_WEIGHT_MIN = 0.25
+# A change shows in at least so much evidence, and leaves what was known before this much weight.
+_CHANGE_WEIGHT_MIN = 0.5
+_CHANGED_WEIGHT = 2.0
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3
 # A slope may take at most this share of the level: the line passes above zero at no load.
 _SLOPE_SHARE_MAX = 0.98
+import os
+
+KER = float(os.environ.get("KER", "1"))
 _SEQUENCES_MAX = 100_000
 
 
@@ -42,6 +53,15 @@ class _Bucket:
     at: float
 
 
+@dataclass(slots=True)
+class _Run:
+    """Windows in a row that were off the forecast on one side."""
+
+    windows: int = 0
+    weight: float = 0.0
+    off_sum: float = 0.0
+
+
 def _bucket(sequences: float) -> int:
     return round(2 * math.log2(max(sequences, 1.0)))
 
@@ -52,11 +72,12 @@ class Curve:
     def __init__(self, tuning: Tuning, points: Iterable[Point] = (), now: float = 0.0) -> None:
         self._tuning = tuning
         self._buckets: dict[int, _Bucket] = {}
-        self._off: list[float] = []
+        self._run = _Run()
         self.changes = 0
         self.windows = 0
         self.noise = NOISE_PRIOR
         self._base = self._slope = 0.0
+        self._slopes: dict[int, float] = {}
         self._loads: list[float] = []
         self._residuals: list[float] = []
         for point in points:
@@ -68,12 +89,17 @@ class Curve:
         """Whether anything was seen or given."""
         return bool(self._buckets)
 
+    @property
+    def seems_faster(self) -> bool:
+        """Whether the latest windows were off the forecast, and better than it."""
+        return self._run.off_sum < 0
+
     def observe(self, now: float, sequences: float, seconds: float, weight: float) -> None:
         """Take a window's mean time per token at its mean load."""
         if not (0 < sequences <= _SEQUENCES_MAX and 0 < seconds < math.inf and weight > 0):
             return
         self.windows += 1
-        self._detect_change(sequences, seconds)
+        self._detect_change(sequences, seconds, weight)
         self._remember(now, sequences, seconds, weight)
         self._fit()
 
@@ -84,7 +110,7 @@ class Curve:
     def slope(self, sequences: float) -> float:
         """Return by how much one more sequence slows every token."""
         if self._tuning.pooled_slope:
-            slope = self._slope
+            slope = self._local_slope(_bucket(sequences))
         else:
             slope = self.seconds(sequences + 1) - self.seconds(sequences)
         return min(max(slope, 0.0), _SLOPE_SHARE_MAX * self.seconds(sequences) / sequences)
@@ -112,25 +138,30 @@ class Curve:
             for _, bucket in sorted(self._buckets.items())
         ]
 
-    def _detect_change(self, sequences: float, seconds: float) -> None:
-        """Rescale all levels when windows in a row are off by more than the noise, on one side."""
-        if self.weight(sequences) < 0.25:
+    def _detect_change(self, sequences: float, seconds: float, weight: float) -> None:
+        """Rescale all levels when windows in a row are off on one side, by more than the noise."""
+        if self.weight(sequences) < _FORECAST_WEIGHT_MIN:
             return
         off = seconds / self.seconds(sequences) - 1
-        self.noise += _NOISE_PACE * (min(abs(off), 0.3) * 1.25 - self.noise)
-        limit = self._tuning.change_share
-        if abs(off) <= limit or (self._off and (self._off[-1] > 0) != (off > 0)):
-            self._off = []
-        if abs(off) <= limit:
+        noise = min(abs(off), _NOISE_MAX) * math.sqrt(weight)
+        self.noise += _NOISE_PACE * (_SIGMAS_PER_MEAN * noise - self.noise)
+        run = self._run
+        if abs(off) <= self._tuning.change_share or off * run.off_sum < 0:
+            self._run = run = _Run()
+        if abs(off) <= self._tuning.change_share:
             return
-        self._off.append(off)
-        if len(self._off) < self._tuning.change_windows:
+        run.windows += 1
+        run.weight += weight
+        run.off_sum += weight * off
+        if run.windows < self._tuning.change_windows or run.weight < _CHANGE_WEIGHT_MIN:
             return
-        ratio = 1 + sum(self._off) / len(self._off)
+        mean_off = run.off_sum / run.weight
+        self._run = _Run()
+        if abs(mean_off) < 3 * self.noise / math.sqrt(run.weight):
+            return
         for bucket in self._buckets.values():
-            bucket.seconds *= ratio
-            bucket.weight = min(bucket.weight, 2.0)
-        self._off = []
+            bucket.seconds *= 1 + mean_off
+            bucket.weight = min(bucket.weight, _CHANGED_WEIGHT)
         self.changes += 1
 
     def _remember(self, now: float, sequences: float, seconds: float, weight: float) -> None:
@@ -150,6 +181,7 @@ class Curve:
         points = self.points()
         if not points:
             return
+        self._slopes = {}
         self._base, self._slope = _line(points, self._tuning.slope_prior)
         levels = _never_falling(points)
         half = self._tuning.residual_weight if self._tuning.pooled_slope else 0.0
@@ -160,6 +192,17 @@ class Curve:
             / (point.weight + half)
             for level, point in zip(levels, points, strict=True)
         ]
+
+    def _local_slope(self, key: int) -> float:
+        """Return the slope of the line through the levels, those nearby counting most."""
+        slope = self._slopes.get(key)
+        if slope is None:
+            points = [
+                Point(b.sequences, b.seconds, b.weight * KER ** abs(k - key))
+                for k, b in sorted(self._buckets.items())
+            ]
+            slope = self._slopes[key] = _line(points, self._tuning.slope_prior)[1]
+        return slope
 
     def _residual(self, sequences: float) -> float:
         loads, residuals = self._loads, self._residuals

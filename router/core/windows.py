@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from router.core.ledger import Totals
 
-# A window ends once it holds this many tokens, at the latest after the longest time.
-_TOKENS_MIN = 64.0
+# A window ends with the first look that finds these many tokens in it, after a second of work with
+# fewer; it is given up where even those do not come.
 _LENGTH_S_MIN = 0.2
-_LENGTH_S_SOON = 1.0
-_LENGTH_S_MAX = 4.0
-_BUSY_SHARE_MIN = 0.15
+_TOKENS_SOON = 64.0
+_BUSY_S_LONG = 1.0
+_TOKENS_MIN = 24.0
+_LENGTH_S_MAX = 60.0
 _GROWTH_MAX = 0.5
 
 
@@ -50,8 +51,8 @@ class Window:
         A burst of arrivals has sequences in flight that could not have had a token yet.
         """
         return (
-            self.tokens >= 1
-            and self.busy_s >= _BUSY_SHARE_MIN * self.length_s
+            self.tokens >= _TOKENS_MIN
+            and self.busy_s > 0
             and abs(self.grown_sequences) <= max(1.0, _GROWTH_MAX * self.sequences)
         )
 
@@ -73,9 +74,8 @@ class WindowCutter:
         at, before, tokens_before, sequences_before = self._start
         length_s, new_tokens = now - at, tokens - tokens_before
         busy_s = totals.busy_s - before.busy_s
-        if length_s < _LENGTH_S_MIN or (length_s < _LENGTH_S_SOON and new_tokens < _TOKENS_MIN):
-            return None
-        if new_tokens < 1 and busy_s > 0 and length_s < _LENGTH_S_MAX:
+        enough = new_tokens >= _TOKENS_SOON or (new_tokens >= _TOKENS_MIN and busy_s > _BUSY_S_LONG)
+        if length_s < _LENGTH_S_MIN or not (enough or length_s > _LENGTH_S_MAX):
             return None
         self._start = (now, totals, tokens, sequences)
         return Window(
