@@ -34,7 +34,7 @@ usage: crossover COMMAND [options]
 examples:
   crossover serve --spec-url http://127.0.0.1:30001 --base-url http://127.0.0.1:30002
   crossover serve --config crossover.yaml --port 8000
-  CROSSOVER_THRESHOLD=16 crossover check-config --config crossover.yaml
+  CROSSOVER_POLICY=threshold crossover check-config --config crossover.yaml
   crossover demo
 
 crossover COMMAND --help shows the options of a command."""
@@ -46,7 +46,7 @@ Servers with names and GPUs are listed in the file: docs/settings.md.
 
 examples:
   crossover {command} --spec-url http://127.0.0.1:30001 --base-url http://127.0.0.1:30002
-  crossover {command} --config crossover.yaml --threshold 16"""
+  crossover {command} --config crossover.yaml --policy threshold --threshold 16"""
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -152,6 +152,11 @@ def start_warnings(resolved: Resolved) -> list[str]:
         warnings.append(
             f"threshold {settings.threshold} is a default that was not measured on these servers:"
             " the load at which they cross depends on model, draft and GPU; set threshold"
+        )
+    if settings.policy not in _WITH_THRESHOLD and resolved.origins["threshold"] != DEFAULT_ORIGIN:
+        warnings.append(
+            f"{resolved.origins['threshold']}: threshold {settings.threshold} does nothing with"
+            f" policy {settings.policy}; set policy: threshold to steer by it"
         )
     return warnings
 

@@ -3,6 +3,7 @@
 The only place that reads the settings file and the environment.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from router import server_list
+from router.core.calibration import Calibration, CalibrationError
 from router.core.policy import make_policy
-from router.core.types import Layout, Role, ServerSpec
+from router.core.types import Layout, Objective, Role, ServerSpec
 from router.options import ENV_PREFIX, OPTIONS, Option
 from router.problems import SettingsError, not_allowed, unknown
 from router.settings import Settings, Timeouts
 from router.yaml_file import FileError, YamlFile, read_file
 
 ADMIN_KEY_BYTES_MAX = 4096
+CALIBRATION_BYTES_MAX = 4 * 2**20
 DEFAULT_ORIGIN = "default"
 
 _URL_KEYS: Mapping[Role, str] = {role: f"{role}_url" for role in Role}
@@ -49,20 +52,30 @@ def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> R
     file = draft.take(flags, environ)
     servers = draft.take_servers(file)
     admin_key = draft.read_admin_key()
+    calibration = draft.read_calibration()
     draft.check(servers)
     if draft.problems:
         raise SettingsError(draft.problems)
-    settings = _settings(draft.values, [placed.server for placed in servers], admin_key)
+    settings = _settings(
+        draft.values, [placed.server for placed in servers], admin_key, calibration
+    )
     return Resolved(settings, draft.values, draft.origins)
 
 
 def _settings(
-    values: Mapping[str, Any], servers: Sequence[ServerSpec], admin_key: str | None
+    values: Mapping[str, Any],
+    servers: Sequence[ServerSpec],
+    admin_key: str | None,
+    calibration: Calibration | None,
 ) -> Settings:
     return Settings(
         servers=tuple(servers),
         layout=Layout(values["layout"]),
         policy=values["policy"],
+        objective=Objective(values["objective"]),
+        calibration=calibration,
+        calibration_source=values["calibration"] or "",
+        state_file=Path(values["state_file"]) if values["state_file"] else None,
         threshold=values["threshold"],
         threshold_down=values["threshold_down"],
         dwell_s=values["dwell_s"],
@@ -196,12 +209,43 @@ class _Draft:
             return None
         return key
 
+    def read_calibration(self) -> Calibration | None:
+        """Read the calibration file; a problem with it names the key in it, and what is allowed."""
+        path, where = self.values["calibration"], self.origins["calibration"]
+        if path is None:
+            return None
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(CALIBRATION_BYTES_MAX + 1)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            self.problems.append(f"{where}: {path}: cannot be read: {reason}")
+            return None
+        if len(data) > CALIBRATION_BYTES_MAX:
+            self.problems.append(f"{where}: {path}: expected {CALIBRATION_BYTES_MAX} bytes at most")
+            return None
+        try:
+            return Calibration.from_json(json.loads(data), path)
+        except CalibrationError as error:
+            self.problems.append(f"{where}: {error}")
+        except (ValueError, RecursionError) as error:
+            self.problems.append(f"{where}: {path}: not JSON: {error}")
+        return None
+
     def check(self, servers: Sequence[server_list.Placed]) -> None:
         """Find what is impossible together, among values that are good by themselves."""
+        self._check_state_file()
         if "layout" not in self._bad:
             server_list.check(servers, Layout(self.values["layout"]), self.problems)
         self._check_roles({placed.server.role for placed in servers})
         self._check_thresholds()
+
+    def _check_state_file(self) -> None:
+        path = self.values["state_file"]
+        if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+            self.problems.append(
+                f"{self.origins['state_file']}: {path}: expected a file in a directory that exists"
+            )
 
     def _check_roles(self, roles: set[Role]) -> None:
         policy = self.values["policy"]
@@ -211,7 +255,7 @@ class _Draft:
             usable = [name for name, needed in _ROLES_OF_POLICY.items() if roles.issuperset(needed)]
             self.problems.append(
                 f"{self.origins['policy']} policy: {policy!r} needs a {missing[0]} server and there"
-                f" is none, expected one of {', '.join((*usable, 'least-inflight'))}"
+                f" is none, expected one of {', '.join((*usable, 'least-inflight', 'marginal'))}"
             )
 
     def _check_thresholds(self) -> None:

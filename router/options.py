@@ -9,7 +9,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from router.core.policy import DOWN_SHARE, POLICIES
-from router.core.types import Layout
+from router.core.types import Layout, Objective
 from router.settings import Settings
 
 ENV_PREFIX = "CROSSOVER_"
@@ -239,6 +239,24 @@ OPTIONS: tuple[Option, ...] = (
         "whether the servers run on the same GPUs or on different ones",
     ),
     Option("policy", OneOf(POLICIES), _DEFAULT.policy, "how a server is chosen"),
+    Option(
+        "objective",
+        OneOf(tuple(Objective)),
+        _DEFAULT.objective,
+        "what policy marginal makes least: summed time per token, lost token rate, own latency",
+    ),
+    Option(
+        "calibration",
+        Text("the path of a calibration file", "FILE"),
+        None,
+        "file with the servers' measured speed, to start from",
+    ),
+    Option(
+        "state_file",
+        Text("a path in a directory that exists", "FILE"),
+        None,
+        "file that keeps what is learnt across restarts",
+    ),
     Option(
         "threshold",
         Whole(0, 100_000),

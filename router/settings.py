@@ -1,9 +1,11 @@
 """What the router runs with, as values, units in their names. `router.configuration` fills them."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from router.core.calibration import Calibration
 from router.core.policy import DEFAULT_DWELL_S, DEFAULT_THRESHOLD
-from router.core.types import Layout, ServerSpec
+from router.core.types import Layout, Objective, ServerSpec
 
 # What a metric's label says where there is no server to name; so no server may be called so.
 NO_SERVER = "none"
@@ -26,12 +28,18 @@ class Timeouts:
 class Settings:
     """Everything that can be set, with its default.
 
-    `threshold_down` None: a share of `threshold`, see `router.core.policy`.
+    `threshold_down` None: a share of `threshold`, see `router.core.policy`. `calibration` is what
+    was measured of the servers, `calibration_source` the file's name in messages; `state_file` is
+    where what is learnt outlives the process.
     """
 
     servers: tuple[ServerSpec, ...]
     layout: Layout = Layout.DISJOINT
-    policy: str = "threshold"
+    policy: str = "marginal"
+    objective: Objective = Objective.SUMMED
+    calibration: Calibration | None = None
+    calibration_source: str = ""
+    state_file: Path | None = None
     threshold: int = DEFAULT_THRESHOLD
     threshold_down: int | None = None
     dwell_s: float = DEFAULT_DWELL_S

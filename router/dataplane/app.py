@@ -1,10 +1,12 @@
 """The composition root: every part is made and wired here, and nowhere else."""
 
+import logging
 import time
 from collections.abc import Callable
 
 from router import __version__
 from router.core.health import ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
 from router.core.steering import Steering
@@ -12,12 +14,16 @@ from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.control import Parts, create_control
+from router.dataplane.engine_loads import LoadPoller
+from router.dataplane.learning import Learning, Memory
 from router.dataplane.logs import log_request
 from router.dataplane.loop_lag import LoopLag
 from router.dataplane.metrics import Metrics, Sources
 from router.dataplane.probe import Prober
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
+from router.dataplane.state_file import StateFile
+from router.dataplane.steering_metrics import SteeringSources
 from router.dataplane.upstream import Pool, Upstream
 from router.settings import Settings
 
@@ -59,10 +65,14 @@ class CrossoverApp:
         await receive()
         self.relay.start()
         self._prober.start()
+        self.parts.poller.start()
+        self.parts.learning.start()
         self._lag.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self._lag.stop()
+        await self.parts.learning.aclose()
+        await self.parts.poller.aclose()
         await self._prober.aclose()
         await self.relay.aclose()
         await send({"type": "lifespan.shutdown.complete"})
@@ -78,18 +88,25 @@ def create_app(
     servers = settings.servers
     ledger = Ledger(servers)
     health = {server.name: ServerHealth() for server in servers}
+    memory = _memory(settings)
+    learner = Learner(servers, layout=settings.layout, calibration=memory.known)
     policy = make_policy(
         settings.policy,
         threshold=settings.threshold,
         threshold_down=settings.threshold_down,
         dwell_s=settings.dwell_s,
+        learner=learner,
+        objective=settings.objective,
     )
-    steering = Steering(servers, policy, ledger, health)
+    steering = Steering(servers, policy, ledger, health, learner=learner)
     upstreams = [
         Upstream(server, _pool(server, settings, clock), health[server.name], TokenModel())
         for server in servers
     ]
     prober = Prober(servers, health, interval_s=settings.probe_interval_s, clock=clock)
+    poller = LoadPoller(servers, health, steering.engine_reported, clock=clock)
+    tokens = {upstream.spec.name: upstream.tokens for upstream in upstreams}
+    learning = Learning(steering, learner, memory, servers, tokens, prober.facts, clock)
 
     def aborts() -> dict[str, int]:
         aborter = relay.attempts.aborter
@@ -101,6 +118,9 @@ def create_app(
             ledger=ledger,
             health=health,
             policy=policy,
+            steering=SteeringSources(
+                learner, ledger, poller.told, lambda: learning.layout_warning is not None
+            ),
             parity_warnings=lambda: prober.parity_warnings,
             clock=clock,
             version=__version__,
@@ -117,8 +137,17 @@ def create_app(
         admin_key=settings.admin_key,
         clock=clock,
     )
-    parts = Parts(settings, ledger, health, steering, prober, metrics, clock, __version__)
+    parts = Parts(
+        settings, ledger, health, steering, learner, learning, prober, poller, metrics, clock,
+        __version__,
+    )  # fmt: skip
     return CrossoverApp(relay, prober, LoopLag(metrics.lag.observer(())), parts)
+
+
+def _memory(settings: Settings) -> Memory:
+    path = settings.state_file
+    file = None if path is None else StateFile(path, logging.getLogger("crossover").warning)
+    return Memory(settings.layout, settings.calibration, settings.calibration_source, file)
 
 
 def _pool(server: ServerSpec, settings: Settings, clock: Callable[[], float]) -> Pool:

@@ -9,9 +9,12 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from router.core.health import ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.steering import Steering
 from router.core.types import ServerLoad
+from router.dataplane.engine_loads import LoadPoller
+from router.dataplane.learning import Learning
 from router.dataplane.metrics import Metrics
 from router.dataplane.probe import Prober
 from router.settings import Settings
@@ -20,8 +23,9 @@ HEALTHZ = "/healthz"
 READYZ = "/readyz"
 METRICS = "/metrics"
 STATE = "/crossover/state"
+MODEL = "/crossover/model"
 DECISIONS = "/crossover/decisions"
-PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, DECISIONS})
+PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS})
 
 # Load balancers ask for their checks with either.
 _READ = ["GET", "HEAD"]
@@ -35,7 +39,10 @@ class Parts:
     ledger: Ledger
     health: Mapping[str, ServerHealth]
     steering: Steering
+    learner: Learner
+    learning: Learning
     prober: Prober
+    poller: LoadPoller
     metrics: Metrics
     clock: Callable[[], float]
     version: str
@@ -73,6 +80,11 @@ def create_control(parts: Parts) -> FastAPI:
         """Servers, loads and policy as they are now."""
         return _state(parts)
 
+    @app.get(MODEL)
+    async def model() -> dict[str, Any]:
+        """Return what is learnt: a curve for each server, with bands, and where they cross."""
+        return parts.learner.snapshot()
+
     @app.get(DECISIONS)
     async def decisions() -> dict[str, Any]:
         """Return the latest decisions, newest first, with the loads that each was made on."""
@@ -99,6 +111,7 @@ def _state(parts: Parts) -> dict[str, Any]:
         "layout": settings.layout,
         "policy": {
             "name": policy.name,
+            "objective": settings.objective,
             "mode": policy.mode,
             "switches": policy.switches,
             "threshold": settings.threshold,
@@ -114,10 +127,12 @@ def _state(parts: Parts) -> dict[str, Any]:
                 "load": _load(parts.ledger.load(server.name)),
                 **_health(parts.health[server.name], now),
                 "facts": _facts(parts.prober, server.name),
+                "engine": _engine(parts, server.name, now),
             }
             for server in settings.servers
         ],
         "parity_warnings": parts.prober.parity_warnings,
+        "layout_warning": parts.learning.layout_warning,
         "oldest_request_s": parts.ledger.oldest_age_s(now),
     }
 
@@ -146,3 +161,18 @@ def _health(health: ServerHealth, now: float) -> dict[str, Any]:
 def _facts(prober: Prober, name: str) -> dict[str, Any] | None:
     facts = prober.facts(name)
     return None if facts is None else asdict(facts)
+
+
+def _engine(parts: Parts, name: str, now: float) -> dict[str, Any] | None:
+    """Return what the engine says of itself, None if it has said nothing of late."""
+    told = parts.poller.told(name)
+    if told is None:
+        return None
+    switch = told.report.switch
+    return {
+        "age_s": round(now - told.at, 3),
+        "running": told.report.running,
+        "queued": told.report.queued,
+        "token_usage": told.token_usage,
+        "switch": None if switch is None else asdict(switch),
+    }

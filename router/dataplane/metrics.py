@@ -20,6 +20,7 @@ from router.core.health import ServerHealth
 from router.core.ledger import Ledger
 from router.core.types import Phase, Policy, Role, ServerSpec
 from router.dataplane.record import RequestRecord
+from router.dataplane.steering_metrics import SteeringSources, steering_families
 from router.settings import NO_SERVER
 
 TTFT_BUCKETS_S = (
@@ -120,6 +121,7 @@ class Sources:
     ledger: Ledger
     health: Mapping[str, ServerHealth]
     policy: Policy
+    steering: SteeringSources
     parity_warnings: Callable[[], Sequence[str]]
     clock: Callable[[], float]
     version: str
@@ -212,6 +214,7 @@ class Metrics(Collector):
         yield from (event.collect() for event in self._events)
         yield from self._load_gauges()
         yield from self._server_gauges()
+        yield from steering_families(self._sources.steering, self._labels, self._sources.clock())
         yield from self._own_gauges()
 
     def _load_gauges(self) -> Iterator[Metric]:

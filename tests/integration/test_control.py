@@ -123,7 +123,8 @@ async def client_of(made: Router) -> AsyncIterator[httpx.AsyncClient]:
 async def test_it_starts_with_both_servers_down_and_admits_each_as_it_comes_up() -> None:
     spec, base = free_port(), free_port()
     urls = ("--spec-url", f"http://127.0.0.1:{spec}", "--base-url", f"http://127.0.0.1:{base}")
-    async with router(*urls) as made, client_of(made) as client:
+    arguments = (*urls, "--policy", "threshold")
+    async with router(*arguments) as made, client_of(made) as client:
         assert (await client.get("/healthz")).status_code == 200
         assert (await client.head("/healthz")).status_code == 200
         not_ready = await client.get("/readyz")
@@ -167,6 +168,8 @@ async def test_what_it_did_is_in_log_metrics_state_and_decisions(tmp_path: Path)
         f"http://127.0.0.1:{spec}",
         "--base-url",
         f"http://127.0.0.1:{base}",
+        "--policy",
+        "threshold",
     )
     async with engine("spec", spec), engine("base", base), router(*urls) as made:
         async with client_of(made) as client:

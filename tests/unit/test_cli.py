@@ -125,6 +125,12 @@ def test_print_config_keeps_names_and_gpus(tmp_path: Path) -> None:
 
 
 def test_only_a_threshold_that_nobody_chose_is_warned_of() -> None:
-    assert "was not measured" in start_warnings(resolve(TWO_FLAGS, {}))[0]
-    assert start_warnings(resolve({**TWO_FLAGS, "threshold": ["8"]}, {})) == []
-    assert start_warnings(resolve({**TWO_FLAGS, "policy": ["least-inflight"]}, {})) == []
+    by_threshold = {**TWO_FLAGS, "policy": ["threshold"]}
+    assert "was not measured" in start_warnings(resolve(by_threshold, {}))[0]
+    assert start_warnings(resolve({**by_threshold, "threshold": ["8"]}, {})) == []
+    assert start_warnings(resolve(TWO_FLAGS, {})) == []
+
+
+def test_a_threshold_that_the_policy_ignores_is_warned_of() -> None:
+    (warning,) = start_warnings(resolve({**TWO_FLAGS, "threshold": ["16"]}, {}))
+    assert "flag --threshold: threshold 16 does nothing with policy marginal" in warning

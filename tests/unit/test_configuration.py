@@ -1,5 +1,6 @@
 """Settings from their three sources, and what is said of each kind of mistake."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,7 +129,9 @@ def test_every_option_is_taken_from_the_environment(option: Option, tmp_path: Pa
         "config": str(file), "spec_url": "http://x:1", "base_url": "http://x:1",
         "layout": "shared", "policy": "least-inflight", "host": "::1", "log_format": "text",
         "log_level": "error", "admin_key_file": str(file), "threshold_down": "7",
+        "objective": "rate", "calibration": str(tmp_path / "calibration.json"),
     }  # fmt: skip
+    (tmp_path / "calibration.json").write_text('{"schema": 1, "servers": [{"role": "spec"}]}')
     text = values.get(option.name, "9")
     flags = {name: urls for name, urls in TWO.items() if name != option.name}
     resolved = resolve(flags, {option.env: text})
@@ -246,9 +249,22 @@ def test_a_password_in_a_url_is_refused_and_not_shown() -> None:
     ("flags", "expected"),
     [
         ({"policy": ["spec-only"], "spec_url": []}, "'spec-only' needs a spec server"),
-        ({"base_url": []}, "needs a base server and there is none, expected one of spec-only"),
-        ({"threshold": ["4"], "threshold_down": ["5"]}, "--threshold-down: threshold_down must be"),
-        ({"threshold_down": ["0"]}, "--threshold-down: threshold_down must be 1 to 8"),
+        (
+            {"base_url": [], "policy": ["split"]},
+            "needs a base server and there is none, expected one of spec-only",
+        ),
+        (
+            {"policy": ["threshold"], "threshold": ["4"], "threshold_down": ["5"]},
+            "--threshold-down: threshold_down must be",
+        ),
+        (
+            {"policy": ["threshold"], "threshold_down": ["0"]},
+            "--threshold-down: threshold_down must be 1 to 8",
+        ),
+        ({"calibration": ["/no/such/file"]}, "/no/such/file: cannot be read: No such file"),
+        ({"calibration": ["/dev/null"]}, "flag --calibration: /dev/null: not JSON"),
+        ({"state_file": ["/no/such/dir/f"]}, "expected a file in a directory that exists"),
+        ({"state_file": ["/"]}, "flag --state-file: /: expected a file"),
         ({"base_url": TWO["spec_url"]}, "url 'http://127.0.0.1:1' is also that of flag --spec-url"),
         ({"port": ["1", "2"]}, "flag --port: given 2 times, expected once"),
         ({"config": ["/no/such/file"]}, "/no/such/file: cannot be read: No such file"),
@@ -318,3 +334,41 @@ def test_a_file_that_is_no_text_or_too_large_is_told(config: Config, tmp_path: P
 def test_an_empty_file_sets_nothing(config: Config) -> None:
     flags = {**TWO, "config": [config("# nothing\n")]}
     assert resolve(flags, {}).settings == resolve(TWO, {}).settings
+
+
+def test_a_calibration_is_read_into_the_settings(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.json"
+    point = {"sequences": 4, "s": 0.01}
+    servers = [{"role": "base", "tpot": [point]}]
+    path.write_text(json.dumps({"schema": 1, "model": "m", "servers": servers}))
+    settings = resolve({**TWO, "calibration": [str(path)]}, {}).settings
+    assert settings.calibration is not None
+    assert settings.calibration.model == "m"
+    assert settings.calibration.servers[0].tpot[0].s == 0.01
+    assert settings.calibration_source == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"schema": 2, "servers": []}, "schema is 2, expected 1"),
+        ({"schema": 1, "servers": [{"role": "fast"}]}, "servers[0].role is 'fast', expected one"),
+        (
+            {"schema": 1, "servers": [{"role": "spec", "tpot": [{"sequences": 1, "s": -1}]}]},
+            "servers[0].tpot[0].s is -1, expected a number from",
+        ),
+    ],
+)
+def test_a_bad_calibration_is_told_by_key_and_value(
+    content: object, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(SettingsError) as caught:
+        resolve({**TWO, "calibration": [str(path)]}, {})
+    assert f"flag --calibration: {path}: {expected}" in str(caught.value)
+
+
+def test_the_learnt_policy_is_the_default_and_needs_no_second_role() -> None:
+    assert resolve(TWO, {}).settings.policy == "marginal"
+    assert resolve({"spec_url": TWO["spec_url"]}, {}).settings.policy == "marginal"

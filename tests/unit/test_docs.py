@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from router.core.calibration import Calibration
 from router.core.health import ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
-from router.core.types import Outcome, Reason, Role, ServerSpec
+from router.core.types import EngineReport, Outcome, Reason, Role, ServerSpec, SwitchReport
+from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import Metrics, Sources
 from router.dataplane.record import RequestRecord
+from router.dataplane.steering_metrics import SteeringSources
 from router.options import OPTIONS
 from router.server_list import SERVER_KEYS
 
@@ -49,11 +53,17 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     server = ServerSpec("s", Role.SPEC, "http://h:1")
     health = {"s": ServerHealth(context_length=1)}
     ledger = Ledger([server])
+    known = [{"role": role, "tpot": [{"sequences": 4, "s": 0.01}]} for role in Role]
+    calibration = Calibration.from_json({"schema": 1, "servers": known}, "test")
+    learner = Learner([server, ServerSpec("b", Role.BASE, "http://h:2")], calibration=calibration)
+    switch = SwitchReport("active", "on", off_share=0.5)
+    report = Told(EngineReport(running=1, queued=1, switch=switch), 0.5, 0.0)
     sources = Sources(
         servers=[server],
         ledger=ledger,
         health=health,
         policy=make_policy("threshold"),
+        steering=SteeringSources(learner, ledger, lambda _: report, lambda: False),
         parity_warnings=list,
         clock=lambda: 0.0,
         version="0",

@@ -119,7 +119,7 @@ class StuckStream(io.StringIO):
 
 def test_a_stuck_reader_costs_lines_and_not_time() -> None:
     stream = StuckStream()
-    handler = BatchHandler(stream, lines_max=10)
+    handler = BatchHandler(stream, JsonFormatter(), lines_max=10)
     handler.setFormatter(TextFormatter(colour=False))
     handler.emit(logging.LogRecord("x", logging.WARNING, "", 0, "first", (), None))
     assert stream.writing.wait(10)
@@ -133,7 +133,7 @@ def test_a_stuck_reader_costs_lines_and_not_time() -> None:
 
 def test_a_closed_stream_does_not_hurt() -> None:
     stream = io.StringIO()
-    handler = BatchHandler(stream)
+    handler = BatchHandler(stream, JsonFormatter())
     handler.setFormatter(JsonFormatter())
     stream.close()
     handler.emit(logging.LogRecord("x", logging.WARNING, "", 0, "gone", (), None))

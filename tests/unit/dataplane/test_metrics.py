@@ -4,11 +4,22 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.health import ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
-from router.core.types import Outcome, Reason, RequestShape, Role, ServerSpec
+from router.core.types import (
+    EngineReport,
+    Outcome,
+    Reason,
+    RequestShape,
+    Role,
+    ServerSpec,
+    SwitchReport,
+)
+from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import INTER_TOKEN_BUCKETS_S, Metrics, Sources
 from router.dataplane.record import RequestRecord
+from router.dataplane.steering_metrics import SteeringSources
 
 SERVERS = (
     ServerSpec("fast", Role.SPEC, "http://secret-host:1"),
@@ -26,12 +37,18 @@ class Rig:
         self.health = {server.name: ServerHealth() for server in SERVERS}
         self.warnings: list[str] = []
         self.policy = make_policy("threshold", threshold=1)
+        self.learner = Learner(SERVERS)
+        self.told: dict[str, Told] = {}
+        self.suspects = False
         self.metrics = Metrics(
             Sources(
                 servers=SERVERS,
                 ledger=self.ledger,
                 health=self.health,
                 policy=self.policy,
+                steering=SteeringSources(
+                    self.learner, self.ledger, self.told.get, lambda: self.suspects
+                ),
                 parity_warnings=lambda: self.warnings,
                 clock=lambda: self.now,
                 version="1.2.3",
@@ -175,3 +192,35 @@ def test_no_address_of_a_server_is_shown() -> None:
     rig = Rig()
     rig.metrics.finished(record())
     assert "secret-host" not in rig.text()
+
+
+def test_what_an_engine_tells_is_shown_with_its_age() -> None:
+    rig = Rig()
+    switch = SwitchReport("active", "off", threshold=8, off_share=0.25)
+    rig.told["fast"] = Told(EngineReport(running=3, queued=1, switch=switch), 0.5, 98.0)
+    assert rig.value("router_engine_sequences", **FAST, state="running") == 3
+    assert rig.value("router_engine_sequences", **FAST, state="queued") == 1
+    assert rig.value("router_engine_kv_usage_ratio", **FAST) == 0.5
+    assert rig.value("router_signal_age_seconds", **FAST) == 2
+    assert rig.value("router_engine_switch_state", **FAST, state="active") == 1
+    assert rig.value("router_engine_switch_state", **FAST, state="armed") == 0
+    assert rig.value("router_engine_speculates", **FAST) == 0
+    assert rig.value("router_engine_off_share_ratio", **FAST) == 0.25
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    rig = Rig()
+    rig.told["wide"] = Told(EngineReport(), None, 100.0)
+    wide = {"server": "wide", "role": "base"}
+    assert rig.value("router_signal_age_seconds", **FAST) is None
+    assert rig.value("router_engine_sequences", **wide, state="running") is None
+    assert rig.value("router_engine_speculates", **wide) is None
+    assert rig.value("router_crossover_concurrency") is None
+    assert rig.value("router_model_throughput_tokens_per_second", **FAST, bound="low") is None
+
+
+def test_a_pair_that_behaves_as_shared_is_shown() -> None:
+    rig = Rig()
+    assert rig.value("router_layout_suspect") == 0
+    rig.suspects = True
+    assert rig.value("router_layout_suspect") == 1
