@@ -16,12 +16,15 @@ from router.core.calibration import (
 )
 from router.core.ledger import TtftSample
 from router.core.performance import Curve, Point
+from router.core.traffic import Traffic
 from router.core.ttft import TtftLine
 from router.core.tuning import Tuning
 from router.core.types import EngineReport, Estimate, Layout, Role, ServerSpec
 from router.core.windows import Window
 
 CROSSOVER_MAX = 1024
+# A window with less overlap than this shows a server alone.
+_CLEAN_OVERLAP = 0.05
 # A calibration counts as so many windows at each of its points, at most.
 _GIVEN_WEIGHT_MAX = 10.0
 _SHOWN_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -59,11 +62,11 @@ class ServerModel:
         first, second = (self.off, self.on) if off else (self.on, self.off)
         return first if first.known or not second.known else second
 
-    def observe(self, window: Window) -> None:
-        """Learn from a window."""
+    def observe(self, window: Window, overlap_max: float) -> None:
+        """Learn from a window, unless too much of it had another server's work beside it."""
         if window.busy_s > 0:
             self.last_seen_at = window.at
-        if not window.usable:
+        if not window.usable or window.overlap > overlap_max:
             return
         off = self.threshold is not None and window.sequences > self.threshold
         curve = self.off if off else self.on
@@ -85,7 +88,8 @@ class Learner:
         self.tuning = tuning or Tuning()
         self.layout = layout
         self.model = None if calibration is None else calibration.model
-        self._given = calibration
+        self.traffic = Traffic()
+        self._calibrated = calibration is not None
         self._specs = {server.name: server for server in servers}
         self.servers = {
             server.name: ServerModel(
@@ -100,8 +104,13 @@ class Learner:
         """Learn from one server's window and the times to first token that ended in it."""
         server = self.servers.get(name)
         if server is not None:
-            server.observe(window)
+            server.observe(window, 1.0 if self.layout is Layout.DISJOINT else _CLEAN_OVERLAP)
             server.ttft.observe(ttft)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it started from a calibration."""
+        return self._calibrated
 
     def engine_reported(self, name: str, now: float, report: EngineReport) -> None:
         """Take what an engine says of itself."""

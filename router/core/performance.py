@@ -25,14 +25,14 @@ _SIGMAS_PER_MEAN = 1.25
 _FORECAST_WEIGHT_MIN = 0.25
 # A change shows in at least so much evidence, and leaves what was known before this much weight.
 _CHANGE_WEIGHT_MIN = 0.5
+_CHANGE_SIGMAS = 4.0
 _CHANGED_WEIGHT = 2.0
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3
 # A slope may take at most this share of the level: the line passes above zero at no load.
 _SLOPE_SHARE_MAX = 0.98
-import os
-
-KER = float(os.environ.get("KER", "1"))
+# For the slope at a load, what a level counts with each half octave that it is away.
+_NEARBY = 0.8
 _SEQUENCES_MAX = 100_000
 
 
@@ -156,9 +156,9 @@ class Curve:
         if run.windows < self._tuning.change_windows or run.weight < _CHANGE_WEIGHT_MIN:
             return
         mean_off = run.off_sum / run.weight
-        self._run = _Run()
-        if abs(mean_off) < 3 * self.noise / math.sqrt(run.weight):
+        if abs(mean_off) < _CHANGE_SIGMAS * self.noise / math.sqrt(run.weight):
             return
+        self._run = _Run()
         for bucket in self._buckets.values():
             bucket.seconds *= 1 + mean_off
             bucket.weight = min(bucket.weight, _CHANGED_WEIGHT)
@@ -198,7 +198,7 @@ class Curve:
         slope = self._slopes.get(key)
         if slope is None:
             points = [
-                Point(b.sequences, b.seconds, b.weight * KER ** abs(k - key))
+                Point(b.sequences, b.seconds, b.weight * _NEARBY ** abs(k - key))
                 for k, b in sorted(self._buckets.items())
             ]
             slope = self._slopes[key] = _line(points, self._tuning.slope_prior)[1]

@@ -1,19 +1,198 @@
-"""Which role serves on shared GPUs: stay with the right one, and rarely move."""
+"""Which role serves on shared GPUs: stay with the right one, and rarely move.
 
+While both roles have work each gets about half, so a change costs about 1.2 mean lifetimes of a
+request at full rate. A change is made when what staying has lost comes to a share of that.
+
+What staying loses depends on the traffic. Clients that each wait for their answer keep the load
+where it is: then tokens a second at this load are compared. Independent arrivals keep the token
+rate where it is, and a slow server has more in flight only because it is slow: then the mean loads
+are compared that either role would have at this rate. For a birth-death process with arrivals at
+rate r, in tokens, and service R(n) = n / T(n), the mean is that of p(n) ~ prod r / R(k), k = 1..n.
+How much the load varies tells the two kinds of traffic apart.
+
+Independent arrivals forbid changes under high load: draining at half the capacity would start an
+overload. And a burst is met at once: no waiting where base is half as fast again as spec.
+"""
+
+import math
 from collections.abc import Sequence
 
-from router.core.learner import Learner
+from router.core.learner import Learner, ServerModel
 from router.core.types import Reason, RequestShape, Role, ServerLoad
+
+_LOOK_S = 1.0
+_SEQUENCES_MAX = 512
+_CAPACITY_AT = 256
+# Below this dispersion the load is kept by the clients, not by arrivals.
+_CLOSED_DISPERSION = 0.3
+_DRAIN_LIFETIMES = 1.2
+_SATURATED = 0.95
+_TRIAL_S_MAX = 60.0
+_TRIAL_AFTER_S = 3.0
+_SEEN_WEIGHT = 1.0
 
 
 class RoleChoice:
-    """The role in charge. The calibration chooses the first one, base without any."""
+    """The role in charge: the better one of the calibration, base where nothing is known."""
 
     def __init__(self, learner: Learner) -> None:
         self.role = Role.BASE
         self.switches = 0
+        self.traffic = learner.traffic
         self._learner = learner
+        self._since: float | None = None
+        self._looked_at: float | None = None
+        self._lost_s = 0.0
+        self._tried: set[tuple[Role, int]] = set()
+        self._trial_until: float | None = None
+        self._started = False
 
-    def update(self, _shape: RequestShape, _loads: Sequence[ServerLoad], _now: float) -> Reason:
+    def update(self, shape: RequestShape, loads: Sequence[ServerLoad], now: float) -> Reason:
         """Take a reading of the loads; return why the role is what it is."""
-        return Reason.STAY
+        in_flight = sum(load.sequences for load in loads)
+        self.traffic.arrived(now, in_flight, shape.sequences)
+        before = self.role
+        here, there = self._model(self.role), self._model(_other(self.role))
+        sequences = in_flight + max(shape.sequences, 1)
+        if here is not None and there is not None:
+            self._react(here, there, sequences, now)
+            if self.role is before and self._due(now):
+                self._look(here, there, loads, now)
+        return Reason.STAY if self.role is before else Reason.SWITCH
+
+    def _model(self, role: Role) -> ServerModel | None:
+        servers = self._learner.servers.values()
+        return next((server for server in servers if server.role is role), None)
+
+    def _due(self, now: float) -> bool:
+        if self._looked_at is None:
+            self._looked_at = now
+        return now - self._looked_at >= _LOOK_S
+
+    def _switch(self, now: float) -> None:
+        self.role = _other(self.role)
+        self.switches += 1
+        self._since = now
+        self._lost_s = 0.0
+
+    def _react(self, here: ServerModel, there: ServerModel, sequences: int, now: float) -> None:
+        """Choose at the first request and while traffic is new; later only flee from a burst."""
+        if not (here.known and there.known):
+            return
+        ratio = _seconds(here, sequences) / _seconds(there, sequences)
+        if not self._started:
+            # Nothing is in flight: the choice is free.
+            self._started = True
+            if ratio > 1:
+                self.role = there.role
+            return
+        tuning = self._learner.tuning
+        new = self.traffic.observed_s < _TRIAL_AFTER_S and self.switches == 0
+        limit = 1 + tuning.switch_gain if new else tuning.overload_ratio
+        if self.role is Role.SPEC and ratio >= limit and self._trial_until is None:
+            self._switch(now)
+
+    def _look(
+        self, here: ServerModel, there: ServerModel, loads: Sequence[ServerLoad], now: float
+    ) -> None:
+        elapsed_s = now - (self._looked_at or now)
+        self._looked_at = now
+        draining = any(load.sequences and load.role is not self.role for load in loads)
+        sequences = max(1.0, self.traffic.sequences)
+        if self._trial_until is not None:
+            if now < self._trial_until and _weight(here, sequences) < _SEEN_WEIGHT:
+                return
+            self._trial_until = None
+            if here.known and there.known and self._gain(here, there) > 0.005:
+                self._switch(now)
+            return
+        if draining:
+            return
+        if self._try(here, there, sequences, now):
+            return
+        if not (here.known and there.known):
+            return
+        tuning = self._learner.tuning
+        gain = self._gain(here, there)
+        self._lost_s = max(0.0, self._lost_s + min(gain, 1.0) * elapsed_s)
+        dwelt = self._since is None or now - self._since >= tuning.switch_dwell_s
+        cost_s = tuning.switch_cost * _DRAIN_LIFETIMES * self.traffic.lifetime_s
+        if gain >= tuning.switch_gain and dwelt and self._lost_s >= cost_s and self._free():
+            self._switch(now)
+
+    def _try(self, here: ServerModel, there: ServerModel, sequences: float, now: float) -> bool:
+        """Move to a role that was never seen at about this load, once per octave and role."""
+        key = (there.role, round(math.log2(sequences)))
+        tuning = self._learner.tuning
+        if (
+            key in self._tried
+            or self._learner.calibrated
+            or tuning.explore_share <= 0
+            or self.traffic.observed_s < _TRIAL_AFTER_S
+            or _weight(here, sequences) < _SEEN_WEIGHT
+            or _weight(there, sequences) >= 0.5 * _SEEN_WEIGHT
+            or (self._since is not None and now - self._since < tuning.switch_dwell_s)
+            or not self._free()
+        ):
+            return False
+        if there.known:
+            optimistic = there.curve(sequences).optimistic(sequences)
+            if optimistic * (1 + tuning.switch_gain) > _seconds(here, sequences):
+                return False
+        self._tried.add(key)
+        self._switch(now)
+        self._trial_until = now + _TRIAL_S_MAX
+        return True
+
+    def _gain(self, here: ServerModel, there: ServerModel) -> float:
+        """Return the share of the time in flight that the other role would save."""
+        traffic = self.traffic
+        closed = traffic.dispersion < _CLOSED_DISPERSION
+        if closed or not self._learner.tuning.compare_at_equal_rate:
+            sequences = max(1.0, traffic.sequences)
+            return 1 - _seconds(there, sequences) / _seconds(here, sequences)
+        rate = traffic.tokens_per_s
+        return 1 - mean_load(there, rate) / mean_load(here, rate)
+
+    def _free(self) -> bool:
+        """Whether a change can be afforded: not while draining would start an overload."""
+        if self.traffic.dispersion < _CLOSED_DISPERSION:
+            return True
+        capacities = {
+            role: _CAPACITY_AT / _seconds(model, _CAPACITY_AT)
+            for role in Role
+            if (model := self._model(role)) is not None and model.known
+        }
+        most = max(capacities.values(), default=0.0)
+        rate = self.traffic.tokens_per_s
+        if rate > _SATURATED * capacities.get(self.role, math.inf):
+            return True
+        return rate <= self._learner.tuning.switch_load_max * most
+
+
+def mean_load(server: ServerModel, tokens_per_s: float) -> float:
+    """Return the mean sequences in flight of independent arrivals that ask for so many tokens a
+    second, at most _SEQUENCES_MAX.
+    """
+    share, total, weighted = 1.0, 1.0, 0.0
+    for n in range(1, _SEQUENCES_MAX):
+        share *= tokens_per_s * _seconds(server, n) / n
+        total += share
+        weighted += n * share
+        if share < 1e-9 * total:
+            break
+        if total > 1e200:
+            return float(_SEQUENCES_MAX)
+    return max(weighted / total, 1e-9)
+
+
+def _other(role: Role) -> Role:
+    return Role.BASE if role is Role.SPEC else Role.SPEC
+
+
+def _seconds(server: ServerModel, sequences: float) -> float:
+    return server.curve(sequences).seconds(sequences)
+
+
+def _weight(server: ServerModel, sequences: float) -> float:
+    return server.curve(sequences).weight(sequences)

@@ -59,6 +59,7 @@ class Steering:
         self.learner = learner
         self._ledger = ledger
         self._health = health
+        self._output_tokens = 0.0
         self._cutters = {server.name: WindowCutter() for server in servers}
 
     def decide(
@@ -84,6 +85,9 @@ class Steering:
         """
         if self.learner is None:
             return
+        total = sum(output_tokens.values())
+        self.learner.traffic.tokens_seen(now, max(0.0, total - self._output_tokens))
+        self._output_tokens = total
         for name, cutter in self._cutters.items():
             if name not in output_tokens:
                 continue

@@ -29,6 +29,7 @@ _MARK = re.compile(
     rb'((?:content|text|reasoning_content|arguments|delta)": ?")'
     rb'|(?:completion|output)_tokens": ?(\d{1,12})\D)'
 )
+_COUNT_KEYS = (b'"completion_tokens":', b'"output_tokens":')
 _MARK_OR_INDEX = re.compile(_MARK.pattern + rb'|"index": ?(\d{1,6})\D')
 _TEXT, _COUNT, _INDEX = 1, 2, 3
 # Up to the closing quote, or to where the bytes end; never between a backslash and what it escapes.
@@ -40,6 +41,8 @@ _LINE_FEED = 0x0A
 _MARK_BYTES_MAX = 48
 _SUFFIX_BYTES_MAX = 512
 _TEXT_BYTES_MAX = 1024
+# Once most is learnt, so few of the bodies that come whole are read for more than their count.
+_LESSON_EVERY = 8
 _UNREAD_MAX = 32
 _UNREAD_BYTES_MAX = 2048  # of one chunk; what is larger is read at once
 
@@ -57,7 +60,9 @@ class TokenModel:
 
         It counts into the total until it is finished, so that it must be, whatever happens.
         """
-        counter = TokenCounter(self, sequences)
+        self._turn += 1
+        lesson = self._turn % _LESSON_EVERY == 0 or self.estimate.young
+        counter = TokenCounter(self, sequences, lesson=lesson)
         self._live.add(counter)
         return counter
 
@@ -81,12 +86,13 @@ class TokenCounter:
 
     __slots__ = (
         "_by_index", "_carry", "_count", "_count_key", "_counts", "_events", "_features",
-        "_finished", "_inside", "_key", "_key_at", "_line_count", "_line_index", "_model",
-        "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix", "_text",
+        "_finished", "_inside", "_key", "_key_at", "_lesson", "_line_count", "_line_index",
+        "_model", "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix", "_text",
         "_text_at", "_unread",
     )  # fmt: skip
 
-    def __init__(self, model: TokenModel, sequences: int) -> None:
+    def __init__(self, model: TokenModel, sequences: int, *, lesson: bool) -> None:
+        self._lesson = lesson
         self._model = model
         self._sequences = sequences
         self._search = (_MARK if sequences == 1 else _MARK_OR_INDEX).search
@@ -173,6 +179,8 @@ class TokenCounter:
         if self._finished:
             return
         self._finished = True
+        if not self._lesson:
+            self._take_count()
         self._read()
         self._end_line()
         if usage_completion_tokens is not None:
@@ -183,6 +191,19 @@ class TokenCounter:
             events = self._events if self._streamed else None
             self._model.estimate.learn(self._features, events, self._count)
         self._model.ended(self)
+
+    def _take_count(self) -> None:
+        """Take the count of a whole body at one search, if it is all there and has one."""
+        if self._streamed is not None or self._sequences > 1:
+            return
+        body = b"".join(self._unread)
+        if body.startswith(b"{"):
+            for key in _COUNT_KEYS:
+                number = _NUMBER.match(body, body.rfind(key) + len(key)) if key in body else None
+                if number is not None and int(number[1]):
+                    self._count = int(number[1])
+                    self._unread.clear()
+                    return
 
     def _scan(self, chunk: bytes) -> None:
         """Go from mark to mark, and remember the envelope if the chunk was one whole event."""

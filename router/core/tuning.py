@@ -33,9 +33,10 @@ class Tuning:
     explore_share: float = 0.01
     # A conversation stays with its server if that costs at most this share more.
     affinity_share: float = 0.05
-    # Shared GPUs: gain that a change must promise, how often to look, and how long to stay.
-    switch_gain: float = 0.03
-    switch_period_s: float = 30.0
+    # Shared GPUs: gain that a change must promise, the share of its cost that staying must have
+    # lost before, and how long to stay after it.
+    switch_gain: float = 0.02
+    switch_cost: float = 0.5
     switch_dwell_s: float = 60.0
     # Shared GPUs: above this share of the capacity a change starts an overload.
     switch_load_max: float = 0.45
