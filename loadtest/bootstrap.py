@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, sqrt
 from statistics import NormalDist
+from typing import TypeVar
 
 from loadtest.stats import percentile
 
@@ -24,7 +25,8 @@ CONFIDENCE = 0.95
 SAMPLES_MIN = 3
 _NORMAL = NormalDist()
 
-Samples = Sequence[Sequence[float]]
+_Item = TypeVar("_Item")
+Samples = Sequence[Sequence[_Item]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Interval:
         return self.low <= value <= self.high
 
 
-def interval(samples: Samples, statistic: Callable[[Samples], float], seed: int) -> Interval | None:
+def interval(
+    samples: Samples[_Item], statistic: Callable[[Samples[_Item]], float], seed: int
+) -> Interval | None:
     """Return the 95% interval of a statistic of independent samples; None if there are too few.
 
-    Each of the samples is resampled by itself. Where they are so few that 95% cannot be had, the
-    interval says what it has.
+    Each of the samples, numbers or anything else, is resampled by itself. Where they are so few
+    that 95% cannot be had, the interval says what it has.
     """
     fewest = min(len(values) for values in samples)
     if fewest < SAMPLES_MIN:

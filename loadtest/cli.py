@@ -7,11 +7,16 @@ _HELP = """\
 usage: crossover-loadtest COMMAND [options]
 
 commands:
-  run      put a load on one or several servers and report speed and latency
-  engine   serve simulated SGLang engines
+  run        put a load on one or several servers and report speed and latency
+  sweep      measure servers and router side by side over concurrency, in interleaved rounds
+  calibrate  write the file that the router starts from, and say where the servers cross
+  compare    compare two results files point by point, with intervals
+  engine     serve simulated SGLang engines
+  sim        run the router's steering in virtual time, against fixed rules
 
 examples:
   crossover-loadtest run --url http://127.0.0.1:30000 --model M --concurrency 16 --requests 96
+  crossover-loadtest sweep --target spec=http://a:1 --target base=http://b:1 --model M --plots out
   crossover-loadtest engine spec=h200-tree-v1:30001 base=h200-plain:30002
 
 `crossover-loadtest COMMAND --help` says more.
@@ -25,6 +30,34 @@ def run(argv: Sequence[str]) -> int:
     return measure(argv)
 
 
+def sweep(argv: Sequence[str]) -> int:
+    """Run `crossover-loadtest sweep`; return its exit code."""
+    from loadtest.sweep import main as measure
+
+    return measure(argv)
+
+
+def calibrate(argv: Sequence[str]) -> int:
+    """Run `crossover-loadtest calibrate`; return its exit code."""
+    from loadtest.calibrate import main as measure
+
+    return measure(argv)
+
+
+def compare(argv: Sequence[str]) -> int:
+    """Run `crossover-loadtest compare`; return its exit code."""
+    from loadtest.compare import main as judge
+
+    return judge(argv)
+
+
+def sim(argv: Sequence[str]) -> int:
+    """Run `crossover-loadtest sim`; return its exit code."""
+    from loadtest.virtual.command import main as simulate
+
+    return simulate(argv)
+
+
 def engine(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest engine`; return its exit code."""
     from loadtest.sim_server import main as serve
@@ -32,7 +65,14 @@ def engine(argv: Sequence[str]) -> int:
     return serve(argv)
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"run": run, "engine": engine}
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "sweep": sweep,
+    "calibrate": calibrate,
+    "compare": compare,
+    "engine": engine,
+    "sim": sim,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

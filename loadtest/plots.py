@@ -1,4 +1,4 @@
-"""The demo's figure, from its results alone: drawn without a display, as PNG and SVG."""
+"""How figures are made and kept, and the demo's, from its results alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,19 +13,30 @@ _COLOURS = {
     "least-inflight": "#7f7f7f",
     "routed": "#1b9e3f",
 }
-_SERVER_COLOURS = {"spec": "#d95f02", "base": "#1f78b4"}
+SERVER_COLOURS = {"spec": "#d95f02", "base": "#1f78b4"}
 
 
 def draw_demo(results: Mapping[str, Any], out: Path) -> list[Path]:
     """Draw throughput over time, where the routed requests went, and the totals beside rivals."""
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11, 7.5)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2), width_ratios=(3, 2))
     _throughput(figure.add_subplot(grid[0, :]), results)
     _in_flight(figure.add_subplot(grid[1, 0]), results)
     _totals(figure.add_subplot(grid[1, 1]), results)
     figure.suptitle(_title(results["scenario"]))
-    paths = [out / "demo.png", out / "demo.svg"]
+    return save(figure, out, "demo")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that needs no display; sizes in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Figure, out: Path, name: str) -> list[Path]:
+    """Write the figure as PNG and SVG, the same bytes for the same figure; return the paths."""
+    paths = [out / f"{name}.png", out / f"{name}.svg"]
     for path in paths:
         figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     return paths
@@ -77,7 +88,7 @@ def _in_flight(axes: Any, results: Mapping[str, Any]) -> None:
             line["at_s"],
             *(line["in_flight"][name] for name in names),
             labels=names,
-            colors=[_SERVER_COLOURS.get(name) for name in names],
+            colors=[SERVER_COLOURS.get(name) for name in names],
             alpha=0.75,
         )
         axes.legend(loc="upper left", frameon=False)

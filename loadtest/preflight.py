@@ -16,7 +16,7 @@ class UnreachableError(InputError):
 
 
 def check_server(url: str, model: str, api_key: str | None) -> None:
-    """Raise UnreachableError or InputError unless the server answers, takes the key and has the model, if it lists."""
+    """Raise InputError unless the server answers, takes the key and has the model, if it lists."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         answer = httpx.get(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 _PACKAGES = ("crossover-router", "fastapi", "httptools", "uvicorn", "uvloop")
 _SECRET_FLAGS = ("--api-key",)
+API_KEY_VARIABLE = "CROSSOVER_API_KEY"
 
 
 def provenance(
@@ -31,6 +32,7 @@ def provenance(
             "system": platform.system(),
             "release": platform.release(),
             "machine": platform.machine(),
+            "gpus": gpus(),
         },
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -48,6 +50,21 @@ def redact(argv: Sequence[str]) -> str:
             elif at + 1 < len(words):
                 words[at + 1] = "***"
     return " ".join(words)
+
+
+def gpus() -> list[str] | None:
+    """Return this machine's GPUs: name, memory and driver; None if it has none that tells."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()] or None
 
 
 def _git(*arguments: str) -> str | None:

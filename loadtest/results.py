@@ -33,6 +33,13 @@ def check_writable(path: str) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None
 
 
+def check_folder(folder: Path) -> None:
+    """Raise OutputError now, not after the run, if no file can be made in `folder`."""
+    probe = folder / ".writable"
+    check_writable(str(probe))
+    probe.unlink()
+
+
 def write(path: str, results: Mapping[str, object]) -> None:
     """Write the document to a file, or to stdout if `path` is `-`."""
     text = json.dumps(results, indent=2) + "\n"
@@ -41,7 +48,12 @@ def write(path: str, results: Mapping[str, object]) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
+    write_text(Path(path), text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file; OutputError if that fails."""
     try:
-        Path(path).write_text(text)
+        path.write_text(text)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from None

@@ -7,8 +7,8 @@ first token comes within the stretch, its end-to-end time if it ends within.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from loadtest.record import Ending, RequestRow
 from loadtest.stats import spread_ms, switches, token_counts
@@ -38,6 +38,10 @@ class Stretch:
         """Seconds per output token of one sequence after its first; None if there was none."""
         return self.decode_s / self.decode_tokens if self.decode_tokens else None
 
+    def on_clock(self, clock: float) -> "Stretch":
+        """Return it in engine time, of which `clock` seconds go by in one."""
+        return replace(self, seconds=self.seconds * clock, decode_s=self.decode_s * clock)
+
 
 def stretch(
     rows: Sequence[RequestRow],
@@ -47,21 +51,37 @@ def stretch(
 ) -> Stretch:
     """Return what happened from `start_s` to `end_s`, in seconds of the run."""
     counts = token_counts(rows) if counts is None else counts
-    firsts = decoded = decode_s = 0.0
-    for row, tokens in zip(rows, counts, strict=True):
-        if row.first_s is None or not row.events:
-            continue
-        # The first event of a speculating engine carries one token: it is the prefill's.
-        per_gap = (tokens - 1) / (row.events - 1) if row.events > 1 else 0.0
-        firsts += start_s <= row.first_s < end_s
-        for gap_start_s, gap_s in _gaps(row):
-            inside_s = min(gap_start_s + gap_s, end_s) - max(gap_start_s, start_s)
-            if gap_s == 0.0:
-                decoded += per_gap * (start_s <= gap_start_s < end_s)
-            elif inside_s > 0:
-                decoded += per_gap * inside_s / gap_s
-                decode_s += inside_s
-    return Stretch(end_s - start_s, firsts + decoded, decoded, decode_s)
+    return total(
+        [part(row, n, start_s, end_s) for row, n in zip(rows, counts, strict=True)], end_s - start_s
+    )
+
+
+def part(row: RequestRow, tokens: float, start_s: float, end_s: float) -> Stretch:
+    """Return what one request, which got so many tokens in all, did from `start_s` to `end_s`."""
+    decoded = decode_s = 0.0
+    if row.first_s is None or not row.events:
+        return Stretch(end_s - start_s, 0.0, 0.0, 0.0)
+    # The first event of a speculating engine carries one token: it is the prefill's.
+    per_gap = (tokens - 1) / (row.events - 1) if row.events > 1 else 0.0
+    for gap_start_s, gap_s in _gaps(row):
+        inside_s = min(gap_start_s + gap_s, end_s) - max(gap_start_s, start_s)
+        if gap_s == 0.0:
+            decoded += per_gap * (start_s <= gap_start_s < end_s)
+        elif inside_s > 0:
+            decoded += per_gap * inside_s / gap_s
+            decode_s += inside_s
+    first = float(start_s <= row.first_s < end_s)
+    return Stretch(end_s - start_s, first + decoded, decoded, decode_s)
+
+
+def total(parts: Iterable[Stretch], seconds: float) -> Stretch:
+    """Return the sum of parts that make up so many seconds."""
+    tokens = decode_tokens = decode_s = 0.0
+    for one in parts:
+        tokens += one.tokens
+        decode_tokens += one.decode_tokens
+        decode_s += one.decode_s
+    return Stretch(seconds, tokens, decode_tokens, decode_s)
 
 
 def _gaps(row: RequestRow) -> Iterator[tuple[float, float]]:

@@ -8,7 +8,7 @@ from loadtest.bootstrap import Interval, Samples, interval, t_quantile
 TRUTH = 1.25
 
 
-def ratio(samples: Samples) -> float:
+def ratio(samples: Samples[float]) -> float:
     return statistics.median(samples[1]) / statistics.median(samples[0])
 
 
