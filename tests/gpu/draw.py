@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from loadtest import crossing
 from tests.gpu import picture
 
 COLOURS = {picture.SPEC: "#d95f02", picture.BASE: "#1f78b4", picture.ROUTED: "#1b9e3f"}
@@ -22,7 +23,7 @@ NOTE = "dummy weights; accept length simulated"
 
 def draw_levels(results: Mapping[str, Any], axes: Sequence[Any]) -> None:
     """Tokens per second, and a request's own speed, over the requests in flight."""
-    rows = picture.steady_rows(results["rows"], picture.ROUNDS)
+    rows = picture.steady_rows(results["rows"])
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = [row for row in rows if row["arm"] == arm]
         colour, routed = COLOURS.get(arm, OTHER), arm == picture.ROUTED
@@ -41,11 +42,10 @@ def draw_levels(results: Mapping[str, Any], axes: Sequence[Any]) -> None:
             for row in own:
                 at.plot(row["level"], row[value], ".", color=colour, markersize=3, alpha=0.6)
     known = picture.curves(results["rows"])
-    if {picture.SPEC, picture.BASE} <= known.keys():
-        cross = picture.threshold(known[picture.SPEC], known[picture.BASE])
-        if 0 < cross < max(known[picture.SPEC]):
-            axes[0].axvline(cross, color="black", linewidth=0.8, linestyle=":")
-            axes[0].annotate(f" cross at {cross}", (cross, 0), va="bottom", fontsize=9)
+    found = crossing.find(known.get(picture.SPEC, {}), known.get(picture.BASE, {}))
+    if found is not None and found.load is not None:
+        axes[0].axvline(found.load, color="black", linewidth=0.8, linestyle=":")
+        axes[0].annotate(f" cross at {found.load:.0f}", (found.load, 0), va="bottom", fontsize=9)
     for at, title in zip(axes, ("output tok/s", "tok/s of one request"), strict=True):
         at.set_xscale("log", base=2)
         at.set_xticks(results["levels"], [str(level) for level in results["levels"]])

@@ -4,28 +4,27 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
-from loadtest import crossing
 from tests.gpu.figures import Ratio, Row, ratio, table
 
 SPEC, BASE, ROUTED = "spec-only", "base-only", "routed"
 ASKED = 0.98  # of the better single server, at each steady level
-ALONE, ROUNDS = 0, 1  # stages: each server alone, for the calibration; then the rounds
 
 Curve = Mapping[float, float]
 
 
-def steady_rows(rows: Sequence[Row], stage: int) -> list[Row]:
+def steady_rows(rows: Sequence[Row]) -> list[Row]:
     """The rows of steady levels."""
-    return [row for row in rows if row["kind"] == "steady" and row["stage"] == stage]
+    return [row for row in rows if row["kind"] == "steady"]
 
 
 def curves(rows: Sequence[Row]) -> dict[str, dict[float, float]]:
-    """Median output tok/s by level, of each arm of the rounds; of the calibration before them."""
-    chosen = steady_rows(rows, ROUNDS) or steady_rows(rows, ALONE)
+    """Median output tok/s by level, of each arm."""
+    steady = steady_rows(rows)
     return {
-        arm: medians_by_level([row for row in chosen if row["arm"] == arm], "tok_s")
-        for arm in dict.fromkeys(row["arm"] for row in chosen)
+        arm: medians_by_level([row for row in steady if row["arm"] == arm], "tok_s")
+        for arm in dict.fromkeys(row["arm"] for row in steady)
     }
 
 
@@ -38,12 +37,11 @@ def medians_by_level(rows: Sequence[Row], value: str) -> dict[float, float]:
     return {level: statistics.median(groups[level]) for level in sorted(groups)}
 
 
-def threshold(spec: Curve, base: Curve) -> int:
-    """The highest load at which `spec` is ahead, for the router's policy of that name."""
-    found = crossing.find(spec, base)
-    if found is None or found.ahead == "base":
+def threshold(found: Mapping[str, Any] | None, levels: Sequence[int]) -> int:
+    """The highest load at which `spec` is ahead, by a crossing as JSON of all these levels."""
+    if found is None or found["ahead"] == "base":
         return 0
-    return int(found.load) if found.load is not None else max(spec)
+    return max(levels) if found["load"] is None else int(found["load"])
 
 
 def rate(curve: Curve, load: float) -> float:
@@ -98,7 +96,7 @@ def against_better(rows: Sequence[Row]) -> list[tuple[str, Ratio]]:
     found = []
     for level in sorted(known.get(ROUTED, {})):
         better = max((SPEC, BASE), key=lambda arm: known.get(arm, {}).get(level, 0.0))
-        one = ratio(steady_rows(rows, ROUNDS), ROUTED, better, level)
+        one = ratio(steady_rows(rows), ROUTED, better, level)
         if one is not None:
             found.append((better, one))
     return found
@@ -144,9 +142,8 @@ def losses(rows: Sequence[Row]) -> list[Row]:
 
 def report(rows: Sequence[Row]) -> str:
     """All figures of a call, as Markdown."""
-    rounds = steady_rows(rows, ROUNDS)
-    parts = [("Each server alone: output tok/s", table(steady_rows(rows, ALONE), "tok_s", 0))]
-    parts.append(("Steady levels: output tok/s, median", table(rounds, "tok_s", 0)))
+    rounds = steady_rows(rows)
+    parts = [("Steady levels: output tok/s, median", table(rounds, "tok_s", 0))]
     for what in ("ttft_ms", "itl_ms"):
         flat = [{**row, what: row[what]["p50"]} for row in rounds]
         parts.append((f"{what}, p50, median", table(flat, what, 2)))

@@ -6,7 +6,9 @@ README.md beside this file says what a run needs and how long it takes.
 """
 
 import argparse
+import json
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,10 +22,9 @@ from loadtest.workload import Lognormal
 from router.core.types import Role
 from tests.gpu import picture, streams
 from tests.gpu.arms import GRAPH_SIZES, Arm, Site, arms
-from tests.gpu.calibration import calibration
 from tests.gpu.measure import in_turn, warm
 from tests.gpu.processes import ROOT, Process, gpu
-from tests.gpu.router_process import ROUTER, Router
+from tests.gpu.router_process import ROUTER, Router, own_environment
 from tests.gpu.servers import Fleet, Server, fleet, write_plugin
 from tests.gpu.session import Session, make_site
 
@@ -32,6 +33,8 @@ ROUTER_START_S = 30
 OVERHEAD_S = 0.7  # of a point, beside its load: what is left over is aborted, caches are emptied
 ROUTED_SETTLE_S_A_REQUEST = 0.05
 DRAIN_SHARE = 0.3  # of a step run, for what is left at its end
+STAGE = 1
+EXIT_BAD_INPUT = 2
 POLICIES_WITH_FILE = ("marginal",)
 
 
@@ -40,8 +43,7 @@ class Times:
     """What is measured for how long, in seconds."""
 
     levels: tuple[int, ...]
-    alone_settle: float
-    alone_window: float
+    calibration: float
     direct_settle: float
     routed_settle: float
     window: float
@@ -66,15 +68,14 @@ class Times:
 
     def least_s(self, servers: int) -> float:
         """The calibration, one round, and the steps."""
-        alone_s = (self.alone_settle + self.alone_window + OVERHEAD_S) * len(self.levels)
         step_s = (1 + DRAIN_SHARE) * sum(seconds for seconds, _ in self.phases)
-        return alone_s * servers + self.round_s(servers) + step_s * (servers + 1)
+        return self.calibration + self.round_s(servers) + step_s * (servers + 1)
 
 
 GPU_TIMES = Times(
-    (1, 8, 32, 64, 128), 1.0, 1.5, 1.2, 3.0, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
+    (1, 8, 32, 64, 128), 40.0, 1.2, 3.0, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
 )
-CPU_TIMES = Times((1, 2, 4), 2.0, 3.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
+CPU_TIMES = Times((1, 2, 4), 16.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
 
 
 class Bench(Session):
@@ -88,13 +89,14 @@ class Bench(Session):
         self.servers: dict[str, Server] = {}  # by role, `alone-NAME` for those without a router
         self.router: Router | None = None
         self.router_arguments: list[str] = []
+        self.calibration_file = self.out.resolve() / "calibration.json"
+        self.calibrated: dict[str, Any] | None = None
 
     def drive(self, running: Fleet, wanted: Mapping[str, Arm]) -> None:
         """Everything in turn. A late run loses rounds, never a level or the step."""
         self.start(running, wanted)
         self.fit()
-        self.measure_alone()
-        self.start_router()
+        self.start_router(self.calibrate())
         self.rounds(0, 1)
         self.steps()
         self.rounds(1, self.options.rounds)
@@ -103,8 +105,8 @@ class Bench(Session):
         """All servers, side by side on the GPU."""
         self.say(f"starting {', '.join(arm.name for arm in wanted.values())}")
         limit_s = min(START_LIMIT_S, self.left_s())
-        different = list({arm.name: arm for arm in wanted.values()}.values())
-        self.starts.append(running.switch_to(different, self.options.stagger, limit_s))
+        took = running.switch_to(list(wanted.values()), self.options.stagger, limit_s)
+        self.starts.append(took)
         self.memory.append(gpu("--query-gpu=memory.used"))
         self.say(f"  up: {self.starts[-1]}  GPU memory {self.memory[-1]}")
         self.servers = {role: running.servers[arm.name] for role, arm in wanted.items()}
@@ -140,20 +142,18 @@ class Bench(Session):
         """The name under which SGLang serves the model: its path."""
         return str(self.site.target)
 
-    def steady(self, aim: streams.Aim, level: int, stage: int, number: int) -> None:
+    def steady(self, aim: streams.Aim, level: int, number: int) -> None:
         """One row of one level."""
-        times, alone = self.times, stage == picture.ALONE
-        settle_s = times.settle_s(level, aim.name == picture.ROUTED)
         for server in self.servers.values():
             server.flush_cache()
         row = streams.steady(
             aim,
             streams.Renewed(level, self.site.prompt_tokens, self.site.output_tokens),
-            settle_s=times.alone_settle if alone else settle_s,
-            window_s=times.alone_window if alone else times.window,
-            seed=1000 * stage + 100_000 * number + level,
+            settle_s=self.times.settle_s(level, aim.name == picture.ROUTED),
+            window_s=self.times.window,
+            seed=1000 * number + level,
         )
-        where = {"kind": "steady", "stage": stage, "round": number, "arm": aim.name}
+        where = {"kind": "steady", "stage": STAGE, "round": number, "arm": aim.name}
         self.rows.add({**where, **row, "switch": self.modes()})
         self.say(
             f"  {number} {level:>3} {aim.name:<14} {row['tok_s']:>9} tok/s  ttft "
@@ -165,29 +165,52 @@ class Bench(Session):
         """What each patched server says of its switch."""
         return {role: s.switch() for role, s in self.servers.items() if s.arm.patched}
 
-    def measure_alone(self) -> None:
-        """Each server at each level, shortly: what the router is told before its start."""
-        for index, level in enumerate(self.times.levels):
-            for aim in in_turn(self.aims(), index):
-                self.steady(aim, level, picture.ALONE, 0)
+    def pair(self) -> dict[str, Server]:
+        """The two servers that the router is put before, by role."""
+        return {role.value: self.servers[role] for role in Role}
 
-    def start_router(self) -> None:
+    def calibrate(self) -> int | None:
+        """Measure the pair by `crossover-loadtest calibrate`, as an operator would; up to which
+        load the spec server is the better one. None if it failed: the router then starts without.
+        """
+        more = self.out / "calibrate.json"
+        urls = [word for role, at in self.pair().items() for word in (f"--{role}-url", at.url)]
+        sizes = ("--prompt-tokens", self.site.prompt_tokens, "--output-tokens")
+        command = [
+            *("-m", "loadtest", "calibrate", "--layout", "shared", "--model", self.model, *urls),
+            *("--concurrency", ",".join(map(str, self.times.levels)), *sizes),
+            *(self.site.output_tokens, "--budget-s", self.times.calibration),
+            *("--out", self.calibration_file, "--json", more),
+        ]
+        with (self.scratch / "log_calibrate.txt").open("w") as log:
+            done = subprocess.run(
+                [sys.executable, *map(str, command)],
+                cwd=ROOT,
+                env=own_environment(self.options.wheels),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=2 * self.times.calibration + ROUTER_START_S,
+                check=False,
+            )
+        if done.returncode == EXIT_BAD_INPUT or not more.exists():
+            self.note({"check": "calibrate", "ok": False, "exit": done.returncode})
+            return None
+        self.calibrated = json.loads(more.read_text())
+        self.note({"check": "calibrate", "ok": True, "found": self.calibrated["sentence"]})
+        return picture.threshold(self.calibrated["crossover"], self.times.levels)
+
+    def start_router(self, up_to: int | None) -> None:
         """With what was just measured: a threshold, or a calibration file."""
-        known = picture.curves(self.rows.rows)
-        up_to = picture.threshold(known[picture.SPEC], known[picture.BASE])
-        self.router_arguments = ["--layout", "shared", "--policy", self.options.policy]
+        given = self.options.threshold if self.options.threshold is not None else up_to
+        arguments = ["--layout", "shared", "--policy", self.options.policy]
         if self.options.policy in POLICIES_WITH_FILE:
-            path = self.out / "calibration.json"
-            arms = {Role.SPEC: picture.SPEC, Role.BASE: picture.BASE}
-            path.write_text(calibration(self.rows.rows, arms, self.model))
-            self.router_arguments += ["--calibration", str(path.resolve())]
-        else:
-            self.router_arguments += ["--threshold", str(self.options.threshold or up_to)]
-        self.router_arguments += shlex.split(self.options.router_arguments)
-        self.say(f"  cross at {up_to}; router: {' '.join(self.router_arguments)}")
-        pair = {role: self.servers[role] for role in ("spec", "base")}
+            arguments += ["--calibration", str(self.calibration_file)] if up_to is not None else []
+        elif given is not None:
+            arguments += ["--threshold", str(given)]
+        self.router_arguments = arguments + shlex.split(self.options.router_arguments)
+        self.say(f"  router: {' '.join(self.router_arguments)}")
         log = self.scratch / "log_router.txt"
-        self.router = Router(pair, self.router_arguments, self.options.wheels, log)
+        self.router = Router(self.pair(), self.router_arguments, self.options.wheels, log)
         self.starts.append({ROUTER: self.router.wait_up(time.monotonic() + ROUTER_START_S)})
 
     def rounds(self, first: int, last: int) -> None:
@@ -200,12 +223,11 @@ class Bench(Session):
                 return
             for index, level in enumerate(self.times.levels):
                 for aim in in_turn(self.aims(), number + index):
-                    self.steady(aim, level, picture.ROUNDS, number)
+                    self.steady(aim, level, number)
             longest_s = time.monotonic() - begin
 
     def steps(self) -> None:
         """The step, on each server by itself and routed."""
-
         site = self.site
         output = Lognormal(0.8 * site.output_tokens, 0.6, 4 * site.output_tokens)
         lengths = streams.Mixed(site.prompt_tokens, output, self.times.straggler_tokens)
@@ -220,7 +242,7 @@ class Bench(Session):
                 seed=7,
                 look=self.look,
             )
-            where = {"kind": "step", "stage": picture.ROUNDS, "round": 0, "arm": aim.name}
+            where = {"kind": "step", "stage": STAGE, "round": 0, "arm": aim.name}
             self.rows.add({**where, **row, "switch": self.modes()})
             self.say(
                 f"  step {aim.name:<14} {row['tokens']} tokens in {row['wall_s']} s, switches "
@@ -255,6 +277,7 @@ class Bench(Session):
                 for role, server in self.servers.items()
             },
             "router": self.router_arguments,
+            "calibrated": self.calibrated,
             "goals": picture.judge(rows),
             "step_losses": picture.losses(rows),
         }

@@ -7,9 +7,8 @@ length, so that requests end one by one. What arrives while the load settles is 
 import asyncio
 import math
 import random
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +19,7 @@ from loadtest.load import Load
 from loadtest.pacing import ClosedLoop, Pacer, Ramp
 from loadtest.record import RequestRow, RunResult
 from loadtest.stats import percentile, summarise, timeline
-from loadtest.steady import figures, stretch
+from loadtest.steady import figures
 from loadtest.target import Target
 from loadtest.workload import Api, Lengths, Lognormal, Workload
 from tests.gpu.figures import Row
@@ -110,30 +109,17 @@ def steady(
     duration_s = settle_s + window_s
     loop = ClosedLoop(Ramp(((0.0, float(lengths.level)),)), duration_s=duration_s)
     found = _run(aim, lengths, seed, loop, duration_s, None)
-    seen = stretch(found.rows, settle_s, duration_s)
     line = timeline(found.rows, duration_s, BIN_S)
     counted = [at for at, middle in enumerate(line.at_s) if middle > settle_s]
     return {
         "level": lengths.level,
         **figures(found.rows, settle_s, duration_s),
-        "tpot_s": seen.tpot_s,
-        "sequences": round(seen.sequences, 2),
-        "first_wave": _first_wave(found.rows, lengths.level),
         "in_flight": {
             name: round(sum(busy[at] for at in counted) / len(counted), 2)
             for name, busy in line.in_flight.items()
         },
         **found.client,
     }
-
-
-def _first_wave(rows: Sequence[RequestRow], level: int) -> tuple[int, float] | None:
-    """Prompt tokens that were sent at once, and seconds to the last first token of them."""
-    first_s = [row.first_s - row.sent_s for row in rows[:level] if row.first_s is not None]
-    tokens = [row.prompt_tokens for row in rows if row.prompt_tokens]
-    if len(first_s) < level or not tokens:
-        return None
-    return round(level * statistics.mean(tokens)), round(max(first_s), 5)
 
 
 def step(aim: Aim, plan: Step, *, limit_s: float, seed: int, look: Look) -> Row:

@@ -11,10 +11,7 @@ import pytest
 
 from loadtest.sim_server import MODEL_NAME
 from loadtest.workload import Lognormal
-from router.core.calibration import Calibration
-from router.core.types import Role
 from tests.gpu import picture
-from tests.gpu.calibration import calibration
 from tests.gpu.picture import phase_tokens
 from tests.gpu.processes import ROOT, Process, free_port
 from tests.gpu.router_process import Router
@@ -26,19 +23,14 @@ CURVES = {
 }
 
 
-def steady_row(arm: str, level: int, tok_s: float, *, stage: int = 1, number: int = 0) -> dict:
+def steady_row(arm: str, level: int, tok_s: float) -> dict:
     return {
         "kind": "steady",
-        "stage": stage,
-        "round": number,
+        "stage": 1,
+        "round": 0,
         "arm": arm,
         "level": level,
         "tok_s": tok_s,
-        "tpot_s": level / tok_s,
-        "sequences": level - 0.5,
-        "duration_s": 4.0,
-        "first_wave": (256 * level, 0.01 * level),
-        "switch": {},
         "ttft_ms": {"p50": 9.0},
         "itl_ms": {"p50": 5.0},
         "cpu": {"client": 0.2},
@@ -66,11 +58,14 @@ def step_row(tok_s: list[float], in_flight: list[float]) -> dict:
     }
 
 
-def test_the_threshold_is_where_the_curves_cross() -> None:
-    spec, base = {1: 200.0, 8: 1600.0, 64: 3000.0}, {1: 100.0, 8: 800.0, 64: 6000.0}
-    assert picture.threshold(spec, base) == 22  # half-way between 8 and 64 in the logarithm
-    assert picture.threshold(base, base | {1: 101.0}) == 0
-    assert picture.threshold(spec, {1: 1.0, 8: 1.0, 64: 1.0}) == 64
+@pytest.mark.parametrize(
+    ("ahead", "load", "up_to"),
+    [("spec", 22.6, 22), ("spec", None, 64), ("base", None, 0), ("base", 5.0, 0)],
+)
+def test_the_threshold_is_where_the_curves_cross(
+    ahead: str, load: float | None, up_to: int
+) -> None:
+    assert picture.threshold({"ahead": ahead, "load": load}, (1, 8, 64)) == up_to
 
 
 @pytest.mark.parametrize(("load", "tok_s"), [(0, 0), (0.5, 100), (1, 200), (20, 2250), (99, 3000)])
@@ -104,21 +99,9 @@ def test_routed_is_held_against_the_better_server_of_its_level() -> None:
     assert (high["reference"], high["ratio"], high["met"]) == (picture.BASE, 0.96, False)
 
 
-def test_the_report_stands_without_a_step_and_without_a_round() -> None:
-    assert "1500" in picture.report([row | {"stage": 0} for row in both_alone()])
+def test_the_report_stands_without_a_step_and_without_a_router() -> None:
+    assert "1500" in picture.report(both_alone())
     assert picture.report([*both_alone(), step_row([1, 2, 3, 4], [1, 1, 1, 1])])
-
-
-def test_the_calibration_is_one_that_the_router_reads() -> None:
-    rows = [row | {"switch": {"spec": {"mode": "on"}}} for row in both_alone()]
-    text = calibration(rows, {Role.SPEC: picture.SPEC, Role.BASE: picture.BASE}, "m")
-    read = Calibration.from_json(json.loads(text), "file")
-    spec, base = read.servers
-    assert [point.sequences for point in spec.tpot] == [0.5, 7.5, 31.5]
-    assert spec.tpot[0].s == pytest.approx(1 / 200)
-    assert {point.mode for point in spec.tpot} == {"on"}
-    assert {point.mode for point in base.tpot} == {None}
-    assert spec.ttft[1].prefill_tokens == 8 * 256
 
 
 def test_the_first_requests_of_a_level_are_rests_and_the_others_whole() -> None:
@@ -157,9 +140,7 @@ def test_a_steady_level_is_measured_while_requests_end_one_by_one(engine: Proces
     row = steady(aim, Renewed(4, 16, 64), settle_s=0.3, window_s=0.7, seed=1)
     assert row["errors"] == 0
     assert row["tok_s"] > 0
-    assert 0 < row["sequences"] <= 4
     assert row["in_flight"] == {picture.BASE: pytest.approx(4, abs=0.5)}
-    assert row["first_wave"][0] >= 4 * 16
     assert row["cpu"].keys() == {"client", "base"}
     json.dumps(row)
 
