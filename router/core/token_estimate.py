@@ -209,6 +209,11 @@ class TokenEstimate:
     _by_event: _Regression = field(default_factory=_event_regression)
     _knows_events: bool = False
 
+    @property
+    def young(self) -> bool:
+        """Whether little is learnt yet."""
+        return self.tokens_seen < _YOUNG_TOKENS
+
     def tokens(self, features: Features, events: int | None) -> float:
         """Estimate. `events` is None where the text did not come in steps."""
         by_text = max(0.0, self._by_text.tokens(features))

@@ -54,6 +54,7 @@ class TokenModel:
         self.estimate = TokenEstimate()
         self._live: set[TokenCounter] = set()
         self._ended_tokens = 0.0
+        self._turn = 0
 
     def counter(self, sequences: int = 1) -> "TokenCounter":
         """Return the counter of one response, which carries so many sequences (n times prompts).
@@ -87,8 +88,8 @@ class TokenCounter:
     __slots__ = (
         "_by_index", "_carry", "_count", "_count_key", "_counts", "_events", "_features",
         "_finished", "_inside", "_key", "_key_at", "_lesson", "_line_count", "_line_index",
-        "_model", "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix", "_text",
-        "_text_at", "_unread",
+        "_model", "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix",
+        "_text", "_text_at", "_total", "_unread",
     )  # fmt: skip
 
     def __init__(self, model: TokenModel, sequences: int, *, lesson: bool) -> None:
@@ -97,6 +98,7 @@ class TokenCounter:
         self._sequences = sequences
         self._search = (_MARK if sequences == 1 else _MARK_OR_INDEX).search
         self._finished = False
+        self._total: float | None = None
         self._unread: list[bytes] = []
         # Where the scan stands: inside a string of text or not, and bytes that may be half a mark.
         self._streamed: bool | None = None
@@ -128,6 +130,8 @@ class TokenCounter:
     @property
     def tokens(self) -> float:
         """Output tokens so far. Reading it measures up to 1 KiB of text: not for every chunk."""
+        if self._total is not None:
+            return self._total
         self._read()
         if self._count is not None:
             return self._count
@@ -190,6 +194,7 @@ class TokenCounter:
             self._measure()
             events = self._events if self._streamed else None
             self._model.estimate.learn(self._features, events, self._count)
+        self._total = self.tokens
         self._model.ended(self)
 
     def _take_count(self) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from secrets import token_hex
 
 from router.core.ledger import Ledger
 from router.core.types import Decision, Outcome
@@ -18,7 +17,7 @@ from router.dataplane.asgi import Headers
 from router.dataplane.cycle import Cycle
 from router.dataplane.errors import ErrorReply
 from router.dataplane.exchange import Context, Exchange
-from router.dataplane.headers import REQUEST_ID, encode_head, first, own
+from router.dataplane.headers import REQUEST_ID, encode_head, first, new_id, own
 from router.dataplane.paths import Inference
 from router.dataplane.peek import Peek, splice
 from router.dataplane.sse import Refusal  # noqa: TC001
@@ -229,7 +228,7 @@ class Attempt:
         key = inbound.route.rid_key
         if key is None or not inbound.peek.abortable:
             return inbound.body
-        rid = token_hex(16)
+        rid = new_id()
         if key == "request_id":
             rid = f"resp_{rid}"  # it becomes the id of the response object
         self._rid = rid

@@ -34,7 +34,7 @@ class _Stage(Enum):
     OVER = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Context:
     """What an exchange needs to know of its server and its request.
 
@@ -97,10 +97,9 @@ class Exchange:
     def on_head(self, status: int, headers: Headers) -> None:
         """Take the engine's status: commit, or hold it back until the first event."""
         self._head = (status, headers)
-        content_type = first(headers, b"content-type") or b""
-        # Compressed in spite of our asking: no event can be seen in it.
-        legible = first(headers, b"content-encoding") in (None, b"identity")
-        self.streams = status == 200 and legible and sse.is_event_stream(content_type)
+        self.streams = status == 200 and sse.is_event_stream(first(headers, b"content-type") or b"")
+        if self.streams and first(headers, b"content-encoding") not in (None, b"identity"):
+            self.streams = False  # compressed in spite of our asking: no event can be seen in it
         if self.streams:
             self._stage = _Stage.HOLD
         else:
@@ -214,7 +213,7 @@ class Exchange:
         if self.streams:
             if data.startswith(b":") and not self._lacks_end():
                 self._ended = True  # comments may follow the end
-            self._tail = sse.tail(self._tail, data)
+            self._tail = data if len(data) >= sse.TAIL_BYTES else sse.tail(self._tail, data)
             if sse.reports_error(data):
                 self._reported_error = True
             if self._token_marker is not None and self._token_marker in data:

@@ -3,7 +3,8 @@
 import hmac
 import re
 from collections.abc import Iterable
-from secrets import token_hex
+from random import Random
+from secrets import randbits
 
 from router.core.types import Decision
 from router.dataplane.asgi import Headers
@@ -27,6 +28,8 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
 _RESPONSE_DROPPED = _HOP_BY_HOP | {
     REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",
 }  # fmt: skip
+# Ids must differ, not be hard to guess: one seed from the system, and no call of it for each.
+_random_bits = Random(randbits(128)).getrandbits  # noqa: S311
 _REQUEST_ID_PLAIN = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -43,7 +46,12 @@ def request_id(headers: Headers) -> str:
     given = first(headers, REQUEST_ID)
     if given is not None and _REQUEST_ID_PLAIN.fullmatch(given):
         return given.decode("ascii")
-    return token_hex(16)
+    return new_id()
+
+
+def new_id() -> str:
+    """Return an id that nothing else has: 32 hexadecimal digits."""
+    return f"{_random_bits(128):032x}"
 
 
 def own(request_id: str, decision: Decision | None = None) -> Headers:

@@ -112,11 +112,16 @@ class Inlet(HttpToolsProtocol):
         """Make ready for a head. ASGI's scope is made when it is known to be wanted."""
         self.url = b""
         self.headers = []
+        self.expect_100_continue = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header. Trailers, which come after the body, are dropped."""
-        if self._in_head:
-            self.headers.append((name.lower(), value))
+        if not self._in_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Start the request, unless it has to be read again without its offer."""
@@ -128,15 +133,12 @@ class Inlet(HttpToolsProtocol):
         if url[:1] != b"/":
             url = _path_of(url)
         path = url.partition(b"?")[0]
-        expects = any(
-            name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers
-        )
         if path in self._own_paths:
-            self._into_asgi(expects)
+            self._into_asgi()
             return
         method = parser.get_method().decode("ascii")
         cycle = Cycle(self, method, path.decode("ascii"), url, self.headers)
-        cycle.expects = expects
+        cycle.expects = self.expect_100_continue
         cycle.old = parser.get_http_version() == "1.0"
         cycle.keep_alive = not cycle.old and parser.should_keep_alive()
         cycle.call = self._open_call(cycle)
@@ -225,12 +227,11 @@ class Inlet(HttpToolsProtocol):
         if cycle.call is not None and self.full:
             cycle.call.pause()
 
-    def _into_asgi(self, expects: bool) -> None:
-        url, headers = self.url, self.headers
+    def _into_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
-        self.url = url
+        self.url, self.expect_100_continue = url, expects
         self.headers += headers
-        self.expect_100_continue = expects
         super().on_headers_complete()
 
     def _drop(self, count: int) -> None:

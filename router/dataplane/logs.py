@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 REQUEST_LOGGER: Final = "crossover.request"
 
+_request_logger = logging.getLogger(REQUEST_LOGGER)
 _FIELDS = tuple(field.name for field in fields(RequestRecord))
 _COLOURS: Mapping[int, str] = {
     logging.DEBUG: "\x1b[2m",
@@ -43,17 +45,48 @@ _ESCAPES = {
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line of an ended request."""
-    logger = logging.getLogger(REQUEST_LOGGER)
-    if logger.isEnabledFor(logging.INFO):
-        # Made by hand: `logger.info` walks the stack for the place of the call, at every request.
-        line = logging.LogRecord(REQUEST_LOGGER, logging.INFO, __file__, 0, "request", (), None)
-        line.request = record
-        logger.handle(line)
+    """Write the line of an ended request.
+
+    It goes straight to the handlers of `configure`: logging would make a record of twenty fields
+    for it first.
+    """
+    if _request_logger.isEnabledFor(logging.INFO):
+        for handler in _request_logger.root.handlers:
+            if isinstance(handler, BatchHandler):
+                handler.put_request(record)
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second, self._stamp = 0, ""
+
+    def format_request(self, record: RequestRecord, at: float) -> str:
+        """Return the line of an ended request, without its end. Written out: one for each."""
+        second = int(at)
+        if second != self._second:
+            self._stamp = f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}"
+            self._second = second
+        r = record
+        server = "" if r.server is None else f'"server":{_json(r.server)},'
+        if r.reason is not None:
+            server += f'"role":"{r.role}","reason":"{r.reason}",'
+        ttft = "" if r.ttft_s is None else f'"ttft_s":{r.ttft_s:.6f},'
+        error = "" if r.error is None else f'"error":{_json(r.error)},'
+        return (
+            f'{{"time":"{self._stamp}.{int((at - second) * 1e3):03}+00:00","level":"info",'
+            f'"logger":"{REQUEST_LOGGER}","message":"request","request_id":{_json(r.request_id)},'
+            f'"endpoint":"{r.endpoint}","streaming":{"true" if r.streaming else "false"},'
+            f"{server}{ttft}{error}"
+            f'"outcome":"{r.outcome}","status":{r.status},"attempts":{r.attempts},'
+            f'"sequences":{r.sequences},"prompt_tokens":{r.prompt_tokens},'
+            f'"output_tokens":{r.output_tokens},'
+            f'"tokens_exact":{"true" if r.tokens_exact else "false"},'
+            f'"decision_s":{r.decision_s:.6f},'
+            f'"duration_s":{r.duration_s:.6f}}}'
+        )
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
@@ -63,9 +96,6 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        request = getattr(record, "request", None)
-        if isinstance(request, RequestRecord):
-            line.update(request_fields(request))
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         try:
@@ -84,11 +114,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without its end."""
         at = datetime.fromtimestamp(record.created).astimezone()
-        text = record.getMessage()
-        request = getattr(record, "request", None)
-        if isinstance(request, RequestRecord):
-            text = " ".join(f"{key}={value}" for key, value in request_fields(request).items())
-        line = f"{at:%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():7} {text}"
+        line = f"{at:%H:%M:%S.%f}"[:-3] + f" {record.levelname.lower():7} {record.getMessage()}"
         line = _one_line(line)
         colour = _COLOURS.get(record.levelno) if self._colour else None
         if colour is not None:
@@ -97,15 +123,22 @@ class TextFormatter(logging.Formatter):
             line = f"{line}\n{self.formatException(record.exc_info)}"
         return line
 
+    def format_request(self, record: RequestRecord, at: float) -> str:
+        """Return the line of an ended request, without its end."""
+        known = [(name, getattr(record, name)) for name in _FIELDS]
+        text = " ".join(f"{name}={_rounded(value)}" for name, value in known if value is not None)
+        time = f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S.%f}"[:-3]
+        return _one_line(f"{time} info    {text}")
 
-def request_fields(record: RequestRecord) -> dict[str, Any]:
-    """Return what is known of a request, times rounded to microseconds."""
-    known: dict[str, Any] = {}
-    for name in _FIELDS:
-        value = getattr(record, name)
-        if value is not None:
-            known[name] = round(value, 6) if type(value) is float else value
-    return known
+
+def _rounded(value: object) -> object:
+    return round(value, 6) if type(value) is float else value
+
+
+def _json(text: str) -> str:
+    if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    return json.dumps(text)
 
 
 def _one_line(text: str) -> str:
@@ -115,8 +148,15 @@ def _one_line(text: str) -> str:
 class BatchHandler(logging.Handler):
     """Formats at once, writes from a thread; a warning is written without delay."""
 
-    def __init__(self, stream: IO[str], lines_max: int = LINES_MAX) -> None:
+    def __init__(
+        self,
+        stream: IO[str],
+        formatter: JsonFormatter | TextFormatter,
+        lines_max: int = LINES_MAX,
+    ) -> None:
         super().__init__()
+        self.setFormatter(formatter)
+        self._formatter = formatter
         self.dropped_lines = 0
         self._stream = stream
         self._lines: deque[str] = deque()
@@ -139,6 +179,13 @@ class BatchHandler(logging.Handler):
         self._lines.append(line)
         if record.levelno >= logging.WARNING:
             self._wake.set()
+
+    def put_request(self, record: RequestRecord) -> None:
+        """Queue the line of an ended request, or drop it if the writer is stuck."""
+        if len(self._lines) >= self._lines_max:
+            self.dropped_lines += 1
+        else:
+            self._lines.append(self._formatter.format_request(record, time.time()))
 
     def close(self) -> None:
         """Write what is queued, and end the thread; a stuck reader is not waited for."""
@@ -166,8 +213,7 @@ def configure(log_format: str, level: str, stream: IO[str] | None = None) -> Bat
         stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
     terminal = stream.isatty()
     as_text = log_format == "text" or (log_format == "auto" and terminal)
-    handler = BatchHandler(stream)
-    handler.setFormatter(TextFormatter(colour=terminal) if as_text else JsonFormatter())
+    handler = BatchHandler(stream, TextFormatter(colour=terminal) if as_text else JsonFormatter())
     # Nothing of this is in a line, so none of it is looked up for each.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -123,9 +123,10 @@ def _session(value: Mapping[str, Any], route: Inference) -> int | None:
         if not isinstance(message, dict):
             return None
         content = message.get("content")
-        parts = content if isinstance(content, list) else [{"text": content}]
-        texts = [part.get("text") for part in parts if isinstance(part, dict)]
-        opening.extend(text[:_OPENING_CHARS_MAX] for text in texts if isinstance(text, str))
+        for part in content if isinstance(content, list) else ({"text": content},):
+            text = part.get("text") if isinstance(part, dict) else None
+            if isinstance(text, str):
+                opening.append(text[:_OPENING_CHARS_MAX])
         if message.get("role") == "user":
             return hash(tuple(opening)) if opening else None
     return None
@@ -137,13 +138,17 @@ def _tokens(prompt: Any, depth: int = 0) -> int:
         return _text_bytes(prompt) // _BYTES_PER_TOKEN + 1
     if depth == _DEPTH_MAX:
         return 0
+    total = 0
     if isinstance(prompt, list):
         if prompt and isinstance(prompt[0], int):
             return len(prompt)
-        return sum(_tokens(item, depth + 1) for item in prompt)
-    if isinstance(prompt, dict):
-        return sum(_tokens(item, depth + 1) for key, item in prompt.items() if key not in _NO_TEXT)
-    return 0
+        for item in prompt:
+            total += _tokens(item, depth + 1)
+    elif isinstance(prompt, dict):
+        for key, item in prompt.items():
+            if key not in _NO_TEXT:
+                total += _tokens(item, depth + 1)
+    return total
 
 
 # Pictures and sound cost tokens by their size on a screen or in seconds, not by their bytes.

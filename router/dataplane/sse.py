@@ -12,7 +12,7 @@ import orjson
 from router.dataplane.asgi import Headers
 
 HOLD_BYTES_MAX = 64 * 1024
-_TAIL_BYTES = 64
+TAIL_BYTES = 64
 _END_BYTES = 1024  # the end of a stream, and comments behind it
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
@@ -111,7 +111,7 @@ def _is_error(status: Any) -> bool:
 
 def tail(before: bytes, data: bytes) -> bytes:
     """Return the end of a stream, given its end before the next bytes. Called per chunk."""
-    return data if len(data) >= _TAIL_BYTES else (before + data)[-_TAIL_BYTES:]
+    return data if len(data) >= TAIL_BYTES else (before + data)[-TAIL_BYTES:]
 
 
 def ends_with(end: bytes, marker: bytes) -> bool:

@@ -122,3 +122,33 @@ async def test_ten_thousand_random_disconnects_leave_nothing_behind() -> None:
         assert rig.relay.attempts.aborter.dropped == 0
         assert files_after <= files
         assert memory_after - memory < GROWTH_BYTES_MAX
+
+
+async def test_a_request_leaves_no_cyclic_garbage() -> None:
+    async def script(call: Call) -> None:
+        if b'"stream"' in call.body:
+            await call.stream(event("a"), DONE)
+        else:
+            await call.reply(b"{}")
+
+    def relays_own(found: list[object]) -> list[str]:
+        names = [f"{type(each).__module__}.{type(each).__qualname__}" for each in found]
+        return [name for name in names if name.startswith(("router.", "httptools."))]
+
+    async with running() as rig:
+        rig.spec.script = script
+        reader, writer = await rig.raw(b"")
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            for number in range(20):
+                writer.write(STREAM if number % 2 else PLAIN)
+                await reader.readuntil(b"0\r\n\r\n" if number % 2 else b"{}")
+            gc.collect()
+            assert relays_own(gc.garbage) == []
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        writer.close()

@@ -1,11 +1,13 @@
 """The log: one line per request, whatever is in it; nothing that stalls the event loop."""
 
+import dataclasses
 import io
 import json
 import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 import pytest
 
@@ -63,6 +65,33 @@ def test_a_request_is_one_json_line_with_decision_and_reason() -> None:
     assert (fields["reason"], fields["outcome"]) == ("below_threshold", "ok")
     assert fields["ttft_s"] == 0.123457
     assert "error" not in fields
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        record(),
+        RequestRecord("r-2", "other"),
+        RequestRecord("r-3", "/server_info", server='a"b\\', ttft_s=None, error='no "x"\n\u2028'),
+    ],
+)
+def test_the_json_line_has_every_known_field(known: RequestRecord) -> None:
+    stream = io.StringIO()
+    with logging_to(stream):
+        log_request(known)
+    told = json.loads(stream.getvalue())
+    fields = {field.name: getattr(known, field.name) for field in dataclasses.fields(known)}
+    assert {key: told.pop(key) for key in ("level", "logger", "message")} == {
+        "level": "info",
+        "logger": "crossover.request",
+        "message": "request",
+    }
+    assert datetime.fromisoformat(told.pop("time")).tzinfo is UTC
+    assert told == {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in fields.items()
+        if value is not None
+    }
 
 
 def test_a_terminal_gets_text_and_auto_elsewhere_is_json() -> None:
