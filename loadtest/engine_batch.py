@@ -6,6 +6,7 @@ how many tokens it makes.
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -67,7 +68,7 @@ class Batch:
         self._steps = 0
         self._stale = False
         # By the number of a step: the tokens that it yields, and who ends with it.
-        self._yields: dict[int, int] = {}
+        self._yields: defaultdict[int, int] = defaultdict(int)
         self._last: dict[int, list[Sequence]] = {}
 
     def __len__(self) -> int:
@@ -174,7 +175,7 @@ class Batch:
             sequence.plan = lucky_steps(sequence.chances, left, rng)
             yields = self._yields
             for step, tokens in enumerate(sequence.plan, self._steps + 1):
-                yields[step] = yields.get(step, 0) + tokens
+                yields[step] += tokens
         self._last.setdefault(self._last_step(sequence), []).append(sequence)
 
     def _last_step(self, sequence: Sequence) -> int:
@@ -202,7 +203,9 @@ def lucky_steps(chances: tuple[float, ...], tokens: int, rng: Rng) -> bytes:
     steps = bytearray()
     while tokens > 0:
         # Chances fall, so those above the luck are the first ones.
-        got = min(longest - bisect_right(ascending, draw()), tokens)
+        got = longest - bisect_right(ascending, draw())
         steps.append(got)
         tokens -= got
+    if tokens < 0:
+        steps[-1] += tokens
     return bytes(steps)

@@ -86,13 +86,13 @@ def _others(bench: Bench) -> dict[str, Run]:
 
 def _run_level(bench: Bench, first: bool) -> CaseResult:
     runs = _routed(bench)
-    for policy in (SPEC_ONLY, BASE_ONLY, LEAST):
+    for policy in (SPEC_ONLY, BASE_ONLY):
         runs[policy] = bench.fixed(policy)
     disjoint = bench.scenario.layout is Layout.DISJOINT
     if disjoint:
         runs[SPLIT] = bench.split()
     if first:
-        runs |= {KNOWN: bench.known()} | _others(bench)
+        runs |= {LEAST: bench.fixed(LEAST), KNOWN: bench.known()} | _others(bench)
     elif bench.scenario.spec.threshold is not None:
         spec, base = bench.scenario.servers
         runs[TWO_SPEC] = bench.pair(replace(spec, threshold=None))
@@ -102,14 +102,14 @@ def _run_level(bench: Bench, first: bool) -> CaseResult:
 
 def _run_replay(bench: Bench, first: bool) -> CaseResult:
     runs = _routed(bench)
-    for policy in (SPEC_ONLY, BASE_ONLY, LEAST):
+    for policy in (SPEC_ONLY, BASE_ONLY):
         runs[policy] = bench.fixed(policy)
     chosen = {}
     if bench.scenario.layout is Layout.DISJOINT:
         chosen[SPILL], runs[SPILL] = bench.best("split", mean_completion_s)
     if first:
         chosen[THRESHOLD], runs[THRESHOLD] = bench.best("threshold", mean_completion_s)
-        runs |= {KNOWN: bench.known()} | _others(bench)
+        runs |= {LEAST: bench.fixed(LEAST), KNOWN: bench.known()} | _others(bench)
     return _result(bench, runs, chosen)
 
 

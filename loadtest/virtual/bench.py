@@ -19,7 +19,7 @@ from loadtest.virtual.rivals import KnownCurves, RoundRobin
 from loadtest.virtual.scenario import Scenario, Start
 from loadtest.virtual.station import Event, Server, server_specs
 from loadtest.virtual.synthetic import synthetic_trace
-from loadtest.workload import Lengths, Recorded, Workload
+from loadtest.workload import Ask, Lengths, Recorded, Workload
 from router.core.calibration import Calibration, ServerProfile, TpotPoint
 from router.core.learner import Learner
 from router.core.policy import make_policy
@@ -64,6 +64,20 @@ def cases(scenario: Scenario, rows: tuple[Arrival, ...] | None = None) -> list[C
     return [Case(scenario)]
 
 
+class _Remembered:
+    """A workload whose requests are drawn once for all arms."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        self._asks: list[Ask] = []
+
+    def ask(self, index: int) -> Ask:
+        """Return what request number `index` asks for."""
+        while len(self._asks) <= index:
+            self._asks.append(self._workload.ask(len(self._asks)))
+        return self._asks[index]
+
+
 class Bench:
     """The load of one case on one seed, ready to be run under any policy."""
 
@@ -78,7 +92,7 @@ class Bench:
         else:
             points = scenario.course or ((0.0, float(case.level or 0)),)
             self._pacer = ClosedLoop(Ramp(points), duration_s=self.until_s)
-            self._workload = Workload("simulated", scenario.lengths, seed)
+            self._workload = _Remembered(Workload("simulated", scenario.lengths, seed))
             held = all(a[1] == b[1] or a[0] == b[0] for a, b in pairwise(points))
             self._looks_s = [at for at, _ in points] if held else None
 
@@ -188,7 +202,7 @@ class Bench:
             ]
         )
 
-    def _replay(self, demand: float) -> tuple[Pacer, Workload]:
+    def _replay(self, demand: float) -> tuple[Pacer, "_Remembered"]:
         rows = self.case.rows or synthetic_trace(self.scenario.requests, self.seed)
         tokens = sum(row.output_tokens for row in rows)
         span_s = rows[-1].at_s - rows[0].at_s
@@ -196,7 +210,8 @@ class Bench:
         scale = tokens / wanted_tok_s / span_s
         times_s = array("d", ((row.at_s - rows[0].at_s) * scale for row in rows))
         self.until_s = times_s[-1]
-        return OpenLoop(times_s), Workload("simulated", self._fitting(rows), self.seed)
+        workload = Workload("simulated", self._fitting(rows), self.seed)
+        return OpenLoop(times_s), _Remembered(workload)
 
     def _fitting(self, rows: Sequence[Arrival]) -> Recorded:
         """Return a trace's lengths, its prompts cut to what an engine would not refuse."""

@@ -18,9 +18,9 @@ from router.core.policy import FixedPolicy
 
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 KNOWN_MAX = 512
-_SEED = 77
-_REQUESTS_MIN = 250
-_ROUNDS = 10
+CURVE_SEED = 77
+_REQUESTS_MIN = 400
+_ROUNDS = 12
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def measure(server: Server, lengths: Lengths, levels: tuple[int, ...] = LEVELS) 
 @lru_cache(maxsize=256)
 def _measured(server: Server, hashable: Hashable, levels: tuple[int, ...]) -> Curve:
     lengths = cast("Lengths", hashable)
-    workload = Workload("simulated", lengths, _SEED)
+    workload = Workload("simulated", lengths, CURVE_SEED)
     return Curve(levels, tuple(_steady_tok_s(server, workload, level) for level in levels))
 
 

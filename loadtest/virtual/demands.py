@@ -95,8 +95,10 @@ def _against(arm: str, rival: str, level: int | None = None) -> Value:
     return value
 
 
-def _least_worst(result: CaseResult) -> float:
+def _least_worst(result: CaseResult) -> float | None:
     """Least-inflight against both limits of the table that it must fail: 1 is the limit."""
+    if LEAST not in result.arms:
+        return None
     return min(
         result.tokens(LEAST) / _better_single(result) / 0.98,
         result.tokens(LEAST) / result.tokens(SPLIT) / 0.95,

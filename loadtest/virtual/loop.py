@@ -11,13 +11,14 @@ The policy sees of a request what the router would: its prompt, not how much it 
 import random
 from collections.abc import Sequence
 from math import exp, inf
+from typing import Protocol
 
 from loadtest.engine_batch import Sequence as EngineSequence
 from loadtest.engine_model import Gpu
 from loadtest.pacing import ClosedLoop, Pacer
 from loadtest.virtual.record import Request, Run, Tick
 from loadtest.virtual.station import Event, Server, Station, server_specs
-from loadtest.workload import Workload
+from loadtest.workload import Ask, Workload
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
@@ -29,6 +30,14 @@ REPORT_S = 1.0
 # How often a load whose level changes by the clock is looked at.
 LOOK_S = 0.02
 _DEAD = "connection refused"
+
+
+class Asks(Protocol):
+    """Numbered requests: `Workload`, for one."""
+
+    def ask(self, index: int) -> Ask:
+        """Return what request number `index` asks for."""
+        ...
 
 
 class World:
@@ -76,7 +85,7 @@ class World:
     def run(
         self,
         pacer: Pacer,
-        workload: Workload,
+        workload: Asks,
         until_s: float = inf,
         events: Sequence[Event] = (),
         looks_s: Sequence[float] | None = None,

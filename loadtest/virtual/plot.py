@@ -29,7 +29,11 @@ def draw(results: Sequence[CaseResult], out: Path) -> list[Path]:
         levels = sorted({result.case.level for result in group if result.case.level is not None})
         for arm, label, colour, width in _LINES:
             worst = [
-                min(r.tokens(arm) / r.tokens(SPLIT) for r in group if r.case.level == level)
+                min(
+                    r.tokens(arm) / r.tokens(SPLIT)
+                    for r in group
+                    if r.case.level == level and arm in r.arms
+                )
                 for level in levels
             ]
             axes.plot(levels, worst, label=label, color=colour, linewidth=width, marker=".")
