@@ -84,7 +84,8 @@ def _report(plan: RunPlan, result: RunResult, argv: Sequence[str]) -> int:
         results.write(plan.json, results.document({"run": figures}, made))
     for reading in plan.readings:
         if reading.skipped:
-            _say(f"{reading.skipped} lines of {reading.path} left out: {reading.examples}")
+            examples = "; ".join(reading.examples)
+            _say(f"{reading.skipped} lines of {reading.path} left out: {examples}")
     print(
         summary(figures, plan.requests),
         file=sys.stderr if "-" in (plan.json, plan.rows) else sys.stdout,

@@ -1,18 +1,25 @@
 """`crossover-loadtest` as a user meets it, against simulated engines in the same process."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import anyio.from_thread
+import httpx
 import pytest
 
 from loadtest.children import free_port
 from loadtest.cli import main
 from loadtest.engines import ENGINES
+from loadtest.run_flags import parser
 from loadtest.sim_server import MODEL_NAME, EngineSpec, SimOptions, SimServer
 
 
@@ -128,7 +135,179 @@ def test_a_missing_key_is_named(
         assert run(url) == 2
     error = capsys.readouterr().err
     assert "an API key is needed (HTTP 401)" in error
-    assert "--api-key" in error
+    assert "--api-key-file" in error
+
+
+def test_a_refused_key_is_never_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_file = tmp_path / "key"
+    key_file.write_text("sk-from-a-file\n")
+    monkeypatch.setenv("CROSSOVER_API_KEY", "sk-from-the-environment")
+    with answering(401, 401) as url:
+        assert run(url, "--api-key-file", str(key_file)) == 2
+        assert run(url) == 2
+        assert run(url, "--api-key", "sk-from-a-flag") == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("the API key is refused (HTTP 401)") == 3
+    assert "sk-" not in captured.err + captured.out
+
+
+def test_rows_have_every_request_and_the_warm_up_marked(engine_url: str, tmp_path: Path) -> None:
+    path, rows = tmp_path / "run.json", tmp_path / "rows.jsonl"
+    assert run(engine_url, "--json", str(path), "--rows", str(rows), "--warmup", "3") == 0
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["warmup"] for row in found] == [True] * 3 + [False] * 8
+    measured = found[3:]
+    assert sum(row["tokens"] for row in measured) == 160
+    assert {row["ending"] for row in measured} == {"ok"}
+    for row in measured:
+        assert row["intended_s"] <= row["sent_s"] <= row["first_s"] <= row["last_s"] <= row["end_s"]
+        assert row["last_s"] - row["first_s"] == pytest.approx(sum(row["gaps_s"]), abs=1e-4)
+        assert (row["status"], row["url"]) == (200, engine_url)
+    figures = json.loads(path.read_text())["runs"]["run"]
+    assert figures["warmup"] == {"requests": 3, "errors": 0, "excluded": True}
+    assert figures["client"]["cpu_s"] > 0
+    assert isinstance(figures["valid"], bool)
+    assert figures["load"]["loop"] == "closed"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rate", "200", "--arrivals", "constant"],
+        ["--rate", "100..300/1", "--requests", "8"],
+        ["--rate", "200", "--arrivals", "gamma", "--cv", "3"],
+        ["--concurrency", "1/0.1,4", "--requests", "8"],
+        ["--api", "generate", "--turns", "2", "--shared-prefix", "20:2"],
+        ["--api", "completions", "--processes", "2"],
+        ["--prompt-tokens", "4-40", "--output-tokens", "lognormal:20,0.5,40"],
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_load_is_answered(
+    engine_url: str, tmp_path: Path, arguments: list[str]
+) -> None:
+    path = tmp_path / "run.json"
+    where = ["run", "--url", engine_url, "--model", MODEL_NAME, "--requests", "8"]
+    assert main([*where, "--json", str(path), *arguments]) == 0
+    figures = json.loads(path.read_text())["runs"]["run"]
+    assert (figures["requests"], figures["finished"], figures["errors"]) == (8, 8, 0)
+
+
+def test_a_trace_gives_arrivals_and_lengths_and_its_bad_lines_are_counted(
+    engine_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, path, rows = tmp_path / "trace.csv", tmp_path / "run.json", tmp_path / "rows.jsonl"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n5.0,7,3\noops\n5.4,9,4\n")
+    where = ["run", "--url", engine_url, "--model", MODEL_NAME, "--trace", str(trace)]
+    assert main([*where, "--time-scale", "0.5", "--json", str(path), "--rows", str(rows)]) == 0
+    measured = [json.loads(line) for line in rows.read_text().splitlines()][1:]
+    assert [row["tokens"] for row in measured] == [3, 4]
+    assert [row["intended_s"] for row in measured] == pytest.approx([0.0, 0.2])
+    assert json.loads(path.read_text())["runs"]["run"]["lines_skipped"] == {str(trace): 1}
+    assert f"1 lines of {trace} left out: {trace}:3: 1 fields" in capsys.readouterr().err
+
+
+def test_real_prompts_are_sent(engine_url: str, tmp_path: Path) -> None:
+    prompts, rows = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
+    prompts.write_text('{"prompt": "one two three"}\n{"prompt": "one", "max_tokens": 5}\n')
+    assert run(engine_url, "--prompts", str(prompts), "--rows", str(rows), "--warmup", "0") == 0
+    measured = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["max_tokens"] for row in measured] == [20, 5] * 4
+    assert [row["prompt_tokens"] for row in measured[:2]] == [7, 5]
+
+
+def test_one_dead_url_of_two_is_told_and_the_other_is_measured(
+    engine_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, dead = tmp_path / "run.json", f"http://127.0.0.1:{free_port()}"
+    assert run(engine_url, "--url", dead, "--json", str(path)) == 0
+    figures = json.loads(path.read_text())["runs"]["run"]
+    assert (figures["finished"], figures["error_kinds"]) == (4, {"connect": 4})
+    assert f"{dead} does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--concurrency", "0"], "asks for nothing|needs its seconds"),
+        (["--concurrency", "4", "--rate", "4"], "not allowed with"),
+        (["--requests", "0"], "whole number from 1"),
+        (["--requests", "x"], "whole number from 1"),
+        (["--duration", "nan"], "above 0"),
+        (["--prompt-tokens", "9-3"], "is no length"),
+        (["--output-tokens", "lognormal:1"], "is no length"),
+        (["--arrivals", "constant"], "--arrivals goes with --rate"),
+        (["--rate", "1", "--arrivals", "gamma"], "needs --cv"),
+        (["--rate", "1", "--cv", "2"], "--cv goes with"),
+        (["--time-scale", "2"], "--time-scale goes with --trace"),
+        (["--trace", "/nowhere/trace.csv"], "cannot read /nowhere/trace.csv"),
+        (["--prompts", "/dev/null"], "/dev/null is empty"),
+        (["--prompts", "/dev/null", "--prompt-tokens", "5"], "has its own"),
+        (["--api-key-file", "/dev/null"], "/dev/null is empty"),
+        (["--json", "-", "--rows", "-"], "cannot both be -"),
+        (["--shared-prefix", "5:0"], "whole number from 1"),
+        (["--rows", "/dev/null/rows"], "cannot write /dev/null/rows"),
+        (["--processes", "65"], "from 1 to 64"),
+        (["--api-key", "ключ"], "no header can carry"),
+        (["--dance"], "unrecognized arguments"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_message_and_exit_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["run", "--url", "http://127.0.0.1:1", "--model", "m"]
+    try:
+        code = main([*where, *arguments])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    error = capsys.readouterr().err
+    assert code == 2
+    assert re.search(message, error)
+    assert len(error.splitlines()) == 1
+
+
+def test_ctrl_c_writes_what_was_measured(engine_url: str, tmp_path: Path) -> None:
+    path, rows = tmp_path / "run.json", tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "loadtest", "run", "--url", engine_url, "--model", MODEL_NAME]
+    ends = ["--rate", "40", "--duration", "600", "--json", str(path), "--rows", str(rows)]
+    with subprocess.Popen([*command, *ends], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        try:
+            deadline = time.monotonic() + 30
+            while _generated(engine_url) < 256 * 5 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            run.send_signal(signal.SIGINT)
+            out, error = run.communicate(timeout=30)
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert b"what was measured is kept" in error
+    figures = json.loads(path.read_text())["runs"]["run"]
+    assert figures["interrupted"] is True
+    assert figures["finished"] >= 3
+    assert f"{figures['requests']} of 24000 requests" in out.decode() or figures["requests"] > 0
+    assert len(rows.read_text().splitlines()) == figures["requests"] + 1
+
+
+def _generated(url: str) -> float:
+    page = httpx.get(url + "/metrics").text
+    found = re.search(r"^sglang:generation_tokens_total\{.*\} ([0-9.e+]+)$", page, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def test_the_help_of_run_fits_a_screen_and_names_every_flag(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= 40
+    assert max(map(len, shown.splitlines())) <= 100
+    flags = {flag for action in parser()._actions for flag in action.option_strings}
+    assert not [flag for flag in flags - {"-h", "--help"} if flag not in shown]
 
 
 def test_a_server_that_fails_every_request_is_counted_and_told(
@@ -144,7 +323,9 @@ def test_a_server_that_fails_every_request_is_counted_and_told(
 def test_a_server_that_fails_for_long_ends_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     with answering(500, 404) as url:
         assert main(["run", "--url", url, "--model", "m", "--requests", "100000"]) == 2
-    assert "gave up, nothing was ever answered: HTTP 500" in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert "gave up, nothing was ever answered: HTTP 500" in captured.err
+    assert "failed, http: " in captured.out
 
 
 def test_the_help_fits_a_screen_and_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

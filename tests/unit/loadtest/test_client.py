@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import pytest
 
 from loadtest.client import FAILURES_IN_A_ROW_MAX, LoadClient, pool_of
 from loadtest.load import Load
-from loadtest.pacing import ClosedLoop, Pacer, Ramp
+from loadtest.pacing import ClosedLoop, OpenLoop, Pacer, Ramp
 from loadtest.record import Ending, RunResult
 from loadtest.runner import run_load
 from loadtest.target import Target
@@ -291,6 +292,56 @@ async def test_progress_counts_finished_and_running_requests_per_server() -> Non
     assert (progress.started, progress.finished, progress.in_flight) == (3, 2, 1)
     # Two answers of four tokens, and one event that so far carries two.
     assert progress.tokens == 10
+
+
+async def test_a_turn_carries_the_answer_that_came_and_takes_the_next_start() -> None:
+    async with upstream(raw(WHOLE)) as server:
+        target = Target.parse(server.url, "/v1/chat/completions")
+        workload = Workload("m", Fixed(8, 4), seed=1, turns=2)
+        result = await run_load(Load((target,), workload, closed(1, 4)))
+    assert [(row.index, row.turn) for row in result.rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    first, second = (body["messages"] for _, body in server.requests[:2])
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    assert second[:2] == [*first, {"role": "assistant", "content": "ab"}]
+
+
+async def test_a_conversation_whose_turn_failed_is_not_continued() -> None:
+    failed = raw(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+    async with upstream(failed) as server:
+        target = Target.parse(server.url, "/v1/chat/completions")
+        workload = Workload("m", Fixed(8, 4), seed=1, turns=2)
+        result = await run_load(Load((target,), workload, closed(1, 3)))
+    assert [(row.index, row.turn) for row in result.rows] == [(0, 0), (1, 0), (2, 0)]
+
+
+async def test_latency_counts_from_the_intended_start_however_late_the_client_is() -> None:
+    times = [0.0, 0.01, 0.02, 0.03]
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(server.requests) == 1:  # hold the client's own event loop up
+            held_until = time.monotonic() + 0.2
+            while time.monotonic() < held_until:
+                pass
+        writer.write(WHOLE)
+
+    async with upstream(reply) as server:
+        result = await load(server.url, OpenLoop(times))
+    assert [row.intended_s for row in result.rows] == times
+    for row in result.rows:
+        assert row.first_s is not None
+        assert row.sent_s >= row.intended_s
+        assert row.first_s >= 0.2  # so that the latency from the intended start has the hold-up
+    assert max(result.lags_s) > 0.1
+
+
+async def test_an_open_loop_starts_requests_though_none_is_answered() -> None:
+    async with upstream(never) as server:
+        pacer = OpenLoop([n / 100 for n in range(20)])
+        result = await load(server.url, pacer, idle_timeout_s=1.0)
+    assert server.most_at_once == 20
+    assert [row.ending for row in result.rows] == [Ending.TIMEOUT] * 20
+    assert all(row.sent_s >= row.intended_s for row in result.rows)
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://h:99999"])

@@ -50,3 +50,14 @@ def test_a_closed_loop_starts_nothing_after_its_time() -> None:
 def test_a_closed_loop_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="duration"):
         ClosedLoop(Ramp(((0, 1),)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_the_shares_of_a_closed_loop_are_the_whole_of_it(count: int) -> None:
+    whole = ClosedLoop(UP_AND_DOWN, requests=50)
+    shares = [whole.share(index, count) for index in range(count)]
+    assert sum(share.requests or 0 for share in shares) == 50
+    for at in (0.0, 3.3, 10.0, 19.0):
+        places = [len(share.due(at, started=0, in_flight=0)) for share in shares]
+        assert sum(places) == min(UP_AND_DOWN.level(at), 50)
+        assert max(places) - min(places) <= 1 or count > 50

@@ -101,3 +101,29 @@ def test_an_endless_event_is_refused() -> None:
     tally = Tally()
     with pytest.raises(ValueError, match="longer"):
         tally.feed(b"x" * (EVENT_BYTES_MAX + 1), 1.0)
+
+
+def test_generate_says_its_counts_beside_the_text() -> None:
+    tally = Tally(keep_text=True)
+    for count, text in ((1, "one"), (2, "one two")):
+        meta = {"prompt_tokens": 9, "completion_tokens": count}
+        data = json.dumps({"text": text, "meta_info": meta}).encode()
+        tally.feed(b"data: " + data + b"\n\n", float(count))
+    tally.feed(b"data: [DONE]\n\n", 3.0)
+    assert (tally.events, tally.usage(), tally.done) == (2, (9, 2), True)
+    assert tally.text() == "one two"
+
+
+def test_text_is_kept_only_if_asked_for() -> None:
+    kept, dropped = Tally(keep_text=True), Tally()
+    for tally in (kept, dropped):
+        tally.feed(ANSWER, 1.0)
+    assert kept.text() == 'Hello a "quoted" word\n\nend'
+    assert dropped.text() == ""
+
+
+def test_text_of_completions_is_kept() -> None:
+    tally = Tally(keep_text=True)
+    tally.feed(b'data: {"choices":[{"index":0,"text":"x"}]}\n\n', 3.0)
+    tally.feed(b'data: {"choices":[{"index":0,"text":"y"}]}\n\n', 3.0)
+    assert tally.text() == "xy"
