@@ -63,7 +63,7 @@ class Calibrating:
     show: Show
     levels: dict[Role, list[LevelFigures]] = field(default_factory=dict)
     together: dict[Role, LevelFigures] = field(default_factory=dict)
-    rows: dict[Role, list[list[RequestRow]]] = field(default_factory=dict)
+    singles: dict[Role, list[RequestRow]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _done_s: float = 0.0
 
@@ -86,14 +86,13 @@ class Calibrating:
         )
         ramp = Ramp(((0.0, 1.0), (self.options.plan.singles_s / self.clock, 1.0)))
         result = await self._load(role, ramp, load)
-        self.rows.setdefault(role, []).append(result.rows)
+        self.singles[role] = result.rows
 
     async def _stairs(self, role: Role) -> None:
         made = self.options.plan
         ramp, holds = staircase(made.levels, made.holds_s, self.clock)
         result = await self._load(role, ramp, self.options.bench.workload(0))
         self.levels[role] = level_figures(result.rows, holds, result.duration_s, self.clock)
-        self.rows.setdefault(role, []).append(result.rows)
 
     async def _both(self) -> None:
         made = self.options.plan
@@ -152,7 +151,7 @@ def calibration(found: Calibrating) -> Calibration:
                 level.point(seed, mode_of(found.facts[role], level.level))
                 for level in found.levels[role]
             ),
-            ttft=ttft_points(found.rows[role], found.clock, seed),
+            ttft=ttft_points(found.singles[role], found.clock, seed),
         )
         for role in options.urls
         if found.levels.get(role)

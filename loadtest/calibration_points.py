@@ -3,8 +3,8 @@
 One closed loop climbs all levels like a staircase: no level waits for the one before to drain.
 After each rise it settles, and then a stretch is measured as the router measures its servers:
 seconds of X
-TTFT points are requests grouped by the prompt tokens that stood before their first token when they
-were sent, their own included, by half octaves.
+TTFT points come from requests sent one at a time to an idle server, grouped by their prompt tokens:
+under load a request waits for the step under way as well, which is not prefill.
 """
 
 import math
@@ -157,14 +157,14 @@ def level_figures(
     return found
 
 
-def ttft_points(
-    runs: Iterable[Sequence[RequestRow]], clock: float, seed: int
-) -> tuple[TtftPoint, ...]:
-    """Return TTFT by prefill tokens in line, from the rows of several runs."""
+def ttft_points(rows: Iterable[RequestRow], clock: float, seed: int) -> tuple[TtftPoint, ...]:
+    """Return TTFT by prompt tokens, of requests that were sent one at a time."""
     groups: dict[int, list[tuple[float, float]]] = {}
-    for rows in runs:
-        for tokens, seconds in prefill_samples(rows):
-            groups.setdefault(round(2 * math.log2(tokens)), []).append((tokens, seconds * clock))
+    for row in rows:
+        if row.prompt_tokens and row.first_s is not None:
+            half_octave = round(2 * math.log2(row.prompt_tokens))
+            sample = (float(row.prompt_tokens), (row.first_s - row.sent_s) * clock)
+            groups.setdefault(half_octave, []).append(sample)
     return tuple(_ttft_point(group, seed) for _, group in sorted(groups.items()))
 
 
@@ -175,26 +175,6 @@ def _ttft_point(group: Sequence[tuple[float, float]], seed: int) -> TtftPoint:
     low_s, high_s = (min(seconds), max(seconds)) if band is None else (band.low, band.high)
     tokens = fmean(tokens for tokens, _ in group)
     return TtftPoint(round(tokens, 1), middle_s, min(low_s, middle_s), max(high_s, middle_s))
-
-
-def prefill_samples(rows: Sequence[RequestRow]) -> list[tuple[float, float]]:
-    """Return for each answered request the prompt tokens in line when it was sent, and its TTFT.
-
-    In line are its own and those of requests sent before it that had no token yet.
-    """
-    known = sorted(
-        (row for row in rows if row.prompt_tokens and row.first_s is not None),
-        key=lambda row: row.sent_s,
-    )
-    found = []
-    waiting: list[RequestRow] = []
-    for row in known:
-        waiting = [w for w in waiting if w.first_s is not None and w.first_s > row.sent_s]
-        waiting.append(row)
-        assert row.first_s is not None
-        tokens = sum(w.prompt_tokens or 0 for w in waiting)
-        found.append((float(tokens), row.first_s - row.sent_s))
-    return found
 
 
 def interference(

@@ -106,10 +106,12 @@ def _mark_crossover(axes: Any, found: Mapping[str, Any]) -> None:
 
 
 def _step(found: Mapping[str, Any], out: Path) -> list[Path]:
+    """Draw the step run: its rate, and below which server had how many, if the target tells."""
     step = found["step"]
     line = step["timeline"]
-    figure = new_figure(11, 6)
-    speed, servers = figure.subplots(2, 1, sharex=True)
+    names = list(line["in_flight"])
+    figure = new_figure(11, 6 if names else 3.5)
+    speed, *rest = figure.subplots(2 if names else 1, 1, sharex=True, squeeze=False)[:, 0]
     speed.plot(line["at_s"], line["tok_s"], color=_colour(found, step["target"]))
     speed.set(ylabel="output tokens per second")
     speed.set_ylim(bottom=0)
@@ -117,18 +119,18 @@ def _step(found: Mapping[str, Any], out: Path) -> list[Path]:
     load.fill_between(line["at_s"], line["wanted"], color="black", alpha=0.06, linewidth=0)
     load.set(ylabel="requests in flight wanted (grey)")
     load.set_ylim(bottom=0)
-    names = list(line["in_flight"])
-    if names:
+    for servers in rest:
         colours = [SERVER_COLOURS.get(name) for name in names]
         shares = [line["in_flight"][name] for name in names]
         servers.stackplot(line["at_s"], *shares, labels=names, colors=colours, alpha=0.75)
         servers.legend(loc="upper left", frameon=False)
-    servers.set(xlabel="seconds", ylabel="in flight at each server")
-    for axes in (speed, servers):
+        servers.set(ylabel="in flight at each server")
+    for axes in (speed, *rest):
         axes.margins(x=0)
         axes.grid(alpha=0.25)
         for at_s in step["mode_switches_s"]:
             axes.axvline(at_s, color="black", linewidth=0.9, linestyle=":")
+    (speed, *rest)[-1].set(xlabel="seconds")
     figure.suptitle(_title(found, f"step run of {step['target']}, dotted: mode switches"))
     return save(figure, out, "step")
 

@@ -1,7 +1,6 @@
 """The calibration's points against engines whose curves are known."""
 
 import functools
-from array import array
 
 import pytest
 
@@ -11,13 +10,11 @@ from loadtest.calibration_points import (
     interference,
     level_figures,
     plan,
-    prefill_samples,
     staircase,
     ttft_points,
 )
 from loadtest.engine_model import Gpu
 from loadtest.engine_params import EngineParams
-from loadtest.record import RequestRow
 from loadtest.workload import Drawn, Recorded, Uniform, Workload
 from tests.unit.loadtest.simulated_rows import line_engine, simulate
 
@@ -82,21 +79,11 @@ def test_ttft_is_the_known_line_over_the_prefill_tokens() -> None:
     lengths = Recorded(((64, 2), (256, 2), (1024, 2)))
     ramp, _ = staircase((1,), (5.0,))
     (rows,) = simulate([params], ramp, Workload("m", lengths, seed=1))
-    points = ttft_points([rows], clock=1.0, seed=1)
+    points = ttft_points(rows, clock=1.0, seed=1)
     assert [point.prefill_tokens for point in points] == [64, 256, 1024]
     for point in points:
         assert point.s == pytest.approx(50e-6 * point.prefill_tokens, rel=0.02)
         assert point.low_s <= point.s <= point.high_s
-
-
-def test_prompts_that_wait_count_into_the_line() -> None:
-    def row(index: int, sent_s: float, first_s: float | None, tokens: int) -> RequestRow:
-        made = RequestRow(index, sent_s, sent_s, 10, gaps_s=array("d"))
-        made.first_s, made.prompt_tokens = first_s, tokens
-        return made
-
-    rows = [row(0, 0.0, 1.0, 100), row(1, 0.5, 2.0, 50), row(2, 1.5, 3.0, 10), row(3, 1.6, None, 7)]
-    assert prefill_samples(rows) == [(100.0, 1.0), (150.0, 1.5), (60.0, 1.5)]
 
 
 @pytest.mark.parametrize("shared", [True, False])
