@@ -307,6 +307,19 @@ DIRECT_CALLS = (
         "model_worker_batch",
         "v2: an OFF step needs the last tokens alone",
     ),
+    _call(
+        "layers.attention.flashattention_backend:normal_decode_set_metadata",
+        "cache_seqlens_int32 cu_seqlens_k page_table req_to_token req_pool_indices strided_indices "
+        "max_seq_pages seq_lens seq_len_delta page_size",
+        "FlashAttention: metadata of one token a request",
+    ),
+    _call(
+        "layers.attention.flashattention_backend:"
+        "FlashAttentionBackend.init_forward_metadata_replay_cuda_graph",
+        "bs req_pool_indices seq_lens seq_lens_sum encoder_lens forward_mode spec_info "
+        "seq_lens_cpu out_cache_loc",
+        "FlashAttention: metadata of one token a request",
+    ),
     _call("speculative.spec_utils:maybe_detect_nan", "tensor msg", "direct step: diagnostic"),
     _call("utils:fast_topk", "values topk dim", "v2, direct step: candidates"),
     _call("observability.trace:get_global_tracing_enabled", "", "direct step: not while traced"),

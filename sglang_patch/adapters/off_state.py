@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_patch.adapters.fused_metadata import fuse_replay_metadata
 from sglang_patch.adapters.one_node import Constants
 from sglang_patch.adapters.swapping import swapped
 
@@ -73,6 +74,7 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
         workspace = target_runner.init_new_workspace
         attn_backend = target_runner._get_attention_backend()
         target_runner.init_new_workspace = workspace
+        fuse_replay_metadata(attn_backend)
         if graphs:
             graph_runner = CudaGraphRunner(
                 target_runner,
@@ -149,6 +151,7 @@ def _extend(drafter: Any, draft_runner: Any) -> tuple[Any, Any]:
         drafter.server_args, draft_runner, drafter.topk, drafter.speculative_num_steps
     )
     backend = factory.create_draft_extend_backend()
+    fuse_replay_metadata(backend)
     return backend, EAGLEDraftExtendCudaGraphRunner(
         drafter, draft_extend_attn_backend=backend, speculative_num_steps=0
     )

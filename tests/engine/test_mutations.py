@@ -19,10 +19,14 @@ CASES = [FEATURES["staggered"], LONG, FEATURES["logprobs"]]
 """The last one's OFF steps go through the stock verification, those of the others do not."""
 ARMING = "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker"
 
-# What these do shows on a GPU only: CUDA graphs, the memory that they take, streams that overlap.
-UNSEEN_ON_CPU = {
-    "sglang.srt.managers.scheduler.Scheduler.run_batch",
-    "sglang.srt.speculative.eagle_worker.EAGLEWorker.forward_draft_extend_after_decode",
+RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+EXTEND_V1 = "sglang.srt.speculative.eagle_worker.EAGLEWorker.forward_draft_extend_after_decode"
+
+# What these do shows in no answer: each has a test of its own, below or (the last one) among the
+# unit tests.
+SEEN_ELSEWHERE = {
+    RUN_BATCH,
+    EXTEND_V1,
     (
         "sglang.srt.model_executor.model_runner_kv_cache_mixin."
         "ModelRunnerKVCacheMixin._profile_available_bytes"
@@ -105,7 +109,7 @@ def test_a_lost_hook_ends_the_start(hook: str, laboratory: Laboratory) -> None:
     assert hook.rpartition(".")[2] in answer
 
 
-@pytest.mark.parametrize("hook", [h.path for h in SCHEDULER_HOOKS if h.path not in UNSEEN_ON_CPU])
+@pytest.mark.parametrize("hook", [h.path for h in SCHEDULER_HOOKS if h.path not in SEEN_ELSEWHERE])
 def test_an_empty_hook_is_noticed(hook: str, laboratory: Laboratory) -> None:
     assert symptoms(worker_of(hook), f"void-hook:{hook}", laboratory) != []
 
@@ -113,3 +117,36 @@ def test_an_empty_hook_is_noticed(hook: str, laboratory: Laboratory) -> None:
 def test_the_lost_arming_hook_is_noticed(laboratory: Laboratory) -> None:
     """Nothing is left then that could refuse, so the state must be missing."""
     assert symptoms(TREE, f"drop-hook:{ARMING}", laboratory) == ["never decides"]
+
+
+def unwaiting(sabotage: str = "") -> Job:
+    """Always OFF, and the scheduler may not wait for a verification."""
+    return Job(
+        CHAIN_V2,
+        [LONG],
+        {"SGLANG_SPEC_SWITCH_SCHEDULE": "off"},
+        f"refuse-verify-waits{sabotage}",
+    )
+
+
+def test_the_scheduler_of_v2_never_waits_for_an_off_step(laboratory: Laboratory) -> None:
+    result = laboratory.result(unwaiting(), "long")
+    assert set(result.modes) == {"off"}
+
+
+def test_without_the_hook_that_overlaps_off_steps_the_scheduler_waits(
+    laboratory: Laboratory,
+) -> None:
+    with pytest.raises(CaseError, match="waits for a verification"):
+        laboratory.result(unwaiting(f"+void-hook:{RUN_BATCH}"), "long")
+
+
+def test_without_v1s_extend_hook_no_draft_is_left_stale(laboratory: Laboratory) -> None:
+    """The diagnostic that it serves has no effect then; `test_draft_state` shows the effect."""
+    environment = {
+        "SGLANG_SPEC_SWITCH_SCHEDULE": "every:4",
+        "SGLANG_SPEC_SWITCH_SKIP_DRAFT_EXTEND": "1",
+    }
+    result = laboratory.result(Job(TREE, [LONG], environment, f"void-hook:{EXTEND_V1}"), "long")
+    stock = laboratory.result(Job(TREE, [LONG]), "long")
+    assert accept_ratio(result, stock) == pytest.approx(1.0, abs=0.02)

@@ -7,8 +7,13 @@ DROP_HOOK = "drop-hook:"
 VOID_HOOK = "void-hook:"
 
 
-def apply_sabotage(name: str) -> None:
-    """Break this process; called before plugins are loaded."""
+def apply_sabotage(names: str) -> None:
+    """Break this process in each way named, joined by "+"; called before plugins are loaded."""
+    for name in names.split("+"):
+        _apply(name)
+
+
+def _apply(name: str) -> None:
     if name.startswith(DROP_HOOK):
         drop_hook(name.removeprefix(DROP_HOOK))
     elif name.startswith(VOID_HOOK):
@@ -118,11 +123,23 @@ def forget_draft_hidden_states(worker: str, method: str) -> None:
     setattr(owner, method, blind)
 
 
+def refuse_verify_waits() -> None:
+    """The scheduler of v2 may not wait for a verification: it fails instead."""
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+    def refuse(self):
+        if self.is_spec_v2 and self.spec_info.verify_done is not None:
+            raise RuntimeError("waits for a verification")
+
+    ScheduleBatch.maybe_wait_verify_done = refuse
+
+
 SABOTAGE: dict[str, Callable[[], None]] = {
     "leak-kv-slot": leak_kv_slot,
     "accept-any-child": accept_any_child,
     "sample-any-child": sample_any_child,
     "show-whole-tree": show_whole_tree,
+    "refuse-verify-waits": refuse_verify_waits,
     "blind-draft": partial(
         forget_draft_hidden_states,
         "sglang.srt.speculative.eagle_worker.EAGLEWorker",
