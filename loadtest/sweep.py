@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from loadtest import bench, report, results
 from loadtest.bench import Bench
@@ -22,7 +23,7 @@ from loadtest.run_command import EXIT_INTERRUPTED, write_rows
 from loadtest.runner import Show
 from loadtest.server_facts import ServerFacts
 from loadtest.shape import Shape, parse_shape
-from loadtest.sweep_document import Measured, Setting, StepRun, document
+from loadtest.sweep_document import Measured, Setting, StepRun, document, visit_figures
 from loadtest.sweep_plan import LEVELS_MAX, ROUNDS_MAX, TARGETS_MAX, Visit, plan
 
 DEFAULT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
@@ -55,7 +56,7 @@ class Sweep:
     clock: float
     stop: asyncio.Event
     show: Show
-    measured: list[Measured] = field(default_factory=list)
+    visited: list[tuple[Visit, dict[str, Any]]] = field(default_factory=list)
     step_run: StepRun | None = None
     rows_error: results.OutputError | None = None
     _done_s: float = 0.0
@@ -83,7 +84,9 @@ class Sweep:
         result = await self._load(visit.target, ramp, visit.round or 0)
         if self.stop.is_set():
             return  # a stretch cut short is no measurement
-        self.measured.append(Measured(visit, result, warm_s, total_s, began_s, self.clock))
+        # Figures only: the rows of a long sweep would fill the memory.
+        measured = Measured(visit, result, warm_s, total_s, began_s, self.clock)
+        self.visited.append((visit, visit_figures(measured)))
         name = f"{visit.target}-{visit.concurrency}"
         number = f"reference-{at}" if visit.round is None else f"round-{visit.round + 1}"
         self._keep_rows(f"{name}-{number}.jsonl", result)
@@ -148,7 +151,7 @@ def _sweep(options: Options, argv: Sequence[str]) -> int:
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         sweep = runner.run(_measure(options, clock, show))
-    if not sweep.measured:
+    if not sweep.visited:
         raise InputError("stopped before anything was measured")
     setting = Setting(
         model=options.bench.model,
@@ -163,7 +166,7 @@ def _sweep(options: Options, argv: Sequence[str]) -> int:
     )
     made = provenance(argv, options.bench.seed, clock=clock)
     made["servers"] = {name: known.to_json() for name, known in facts.items()}
-    found = document(setting, sweep.measured, sweep.step_run, made)
+    found = document(setting, sweep.visited, sweep.step_run, made)
     text = report.markdown(found)
     if options.json is not None:
         results.write(options.json, found)

@@ -64,17 +64,16 @@ class StepRun:
 
 def document(
     setting: Setting,
-    measured: Sequence[Measured],
+    visited: Sequence[tuple[Visit, Mapping[str, Any]]],
     step: StepRun | None,
     provenance: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return the results document of a sweep, complete or not."""
-    by_point: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    """Return the results document of a sweep, complete or not, of its visits' figures."""
+    by_point: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     reference = []
-    for one in measured:
-        found = visit_figures(one)
-        if one.visit.round is not None:
-            by_point.setdefault((one.visit.target, one.visit.concurrency), []).append(found)
+    for visit, found in visited:
+        if visit.round is not None:
+            by_point.setdefault((visit.target, visit.concurrency), []).append(found)
         elif found["tok_s"] is not None:
             reference.append(found["tok_s"])
     points = [(t, n) for t in setting.targets for n in setting.levels if (t, n) in by_point]

@@ -18,6 +18,7 @@ from loadtest.sweep_document import (
     document,
     mode_switches,
     step_figures,
+    visit_figures,
 )
 from loadtest.sweep_plan import Visit, plan
 from loadtest.workload import Drawn, Uniform, Workload
@@ -54,7 +55,8 @@ def found(rounds: int = 3, slower_at_end: float = 1.0, **change: Any) -> dict[st
     for at, visit in enumerate(visits):
         rows = rows_of(ENGINES[visit.target], visit.concurrency, visit.round or 0)
         clock = CLOCK * (slower_at_end if at == len(visits) - 1 else 1.0)
-        measured.append(Measured(visit, result_of(rows), WARM_S, TOTAL_S, 0.0, clock))
+        one = Measured(visit, result_of(rows), WARM_S, TOTAL_S, 0.0, clock)
+        measured.append((visit, visit_figures(one)))
     setting = Setting("m", tuple(ENGINES), LEVELS, rounds, 40.0, 8.0, 64, 128, **change)
     return document(setting, measured, None, PROVENANCE)
 
@@ -103,9 +105,9 @@ def test_another_target_is_held_against_the_better_of_the_two() -> None:
     made = found(1)
     setting = Setting("m", ("spec", "base", "router"), LEVELS, 1, 40.0, 8.0, 64, 128)
     measured = [
-        Measured(Visit(name, 16, 0), result_of(rows_of(ENGINES[like], 16, 0)), *times)
+        (visit, visit_figures(Measured(visit, result_of(rows_of(ENGINES[like], 16, 0)), *times)))
         for name, like in (("spec", "spec"), ("base", "base"), ("router", "spec"))
-        for times in [(WARM_S, TOTAL_S, 0.0, CLOCK)]
+        for visit, times in [(Visit(name, 16, 0), (WARM_S, TOTAL_S, 0.0, CLOCK))]
     ]
     both = document(setting, measured, None, PROVENANCE)
     expected = made["runs"]["spec@16"]["tok_s"] / made["runs"]["base@16"]["tok_s"]
@@ -118,7 +120,7 @@ def test_a_visit_that_gave_up_counts_its_failures_and_no_rate() -> None:
     gave_up = RunResult([row], 0.2, 0.0, array("d"), gave_up="refused")
     setting = Setting("m", ("spec",), (1,), 1, 40.0, 8.0, 64, 128)
     visit = Measured(Visit("spec", 1, 0), gave_up, WARM_S, TOTAL_S, 0.0, 1.0)
-    made = document(setting, [visit], None, PROVENANCE)
+    made = document(setting, [(visit.visit, visit_figures(visit))], None, PROVENANCE)
     assert (made["runs"]["spec@1"]["tok_s"], made["runs"]["spec@1"]["errors"]) == (None, 1)
     assert "1 requests failed (1 connect): refused" in markdown(made)
     json.dumps(made)
