@@ -99,6 +99,19 @@ def _demo(arguments: Sequence[str]) -> int:
     return demo(arguments)
 
 
+def _status(arguments: Sequence[str]) -> int:
+    from router.status import main as status
+
+    parser = _Parser(
+        prog="crossover status",
+        description=_COMMANDS["status"].help,
+        epilog="example:\n  crossover status --url http://127.0.0.1:30000",
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,
+    )
+    return status(arguments, parser)
+
+
 def _serve(arguments: Sequence[str]) -> int:
     parser = _parser("serve")
     parser.add_argument(
@@ -255,5 +268,6 @@ def _resolve(parser: _Parser, arguments: Sequence[str]) -> tuple[Resolved, argpa
 _COMMANDS: Mapping[str, _Command] = {
     "serve": _Command("run the router", _serve),
     "check-config": _Command("check the settings, and exit", _check_config),
+    "status": _Command("show a running router: its servers, what it has learnt, a plot", _status),
     "demo": _Command("two simulated servers, the router, a load that rises and falls", _demo),
 }

@@ -92,7 +92,9 @@ class LoadPoller:
                 await self._poll(server, api)
             except Exception:  # noqa: BLE001  (the boundary of a task)
                 _log.exception("asking %s for its load failed unexpectedly", server.name)
-            await asyncio.sleep(self._poll_s)
+            # One that comes up is asked soon.
+            up = self._health[server.name].up
+            await asyncio.sleep(self._poll_s if up else self._poll_s / 8)
 
     async def _poll(self, server: ServerSpec, api: EngineApi) -> None:
         name = server.name
