@@ -13,6 +13,9 @@ from sglang_patch.switch import Switch
 
 logger = logging.getLogger(__name__)
 
+EXPORT_STEPS = 8
+"""Decode steps between two updates of `/metrics`: each writes to files that Prometheus shares."""
+
 
 def _switch(scheduler: Any) -> Switch | None:
     switch: Switch | None = getattr(scheduler, "spec_switch", None)
@@ -110,9 +113,15 @@ def _log(switch: Switch) -> None:
 
 
 def _export(scheduler: Any, switch: Switch) -> None:
-    """Bring `/metrics` up to date, on the rank that reports."""
+    """Bring `/metrics` up to date, on the rank that reports: every few steps, and as soon as the
+    mode or the state changes.
+    """
     if not scheduler.current_scheduler_metrics_enabled:
         return
+    due = (switch.mode, switch.state, switch.telemetry.steps // EXPORT_STEPS)
+    if due == getattr(scheduler, "spec_switch_exported", None):
+        return
+    scheduler.spec_switch_exported = due
     exporter: Exporter | None = getattr(scheduler, "spec_switch_exporter", None)
     if exporter is None:
         exporter = scheduler.spec_switch_exporter = Exporter(scheduler.metrics_collector.labels)
