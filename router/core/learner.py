@@ -14,6 +14,7 @@ from router.core.calibration import (
     TpotPoint,
     TtftPoint,
 )
+from router.core.interference import ALONE_MAX, BESIDE_MIN, SHARED_MIN, InterferenceEstimate
 from router.core.ledger import TtftSample
 from router.core.performance import Curve, Point
 from router.core.traffic import Traffic
@@ -23,8 +24,6 @@ from router.core.types import EngineReport, Estimate, Layout, Role, ServerSpec
 from router.core.windows import Window
 
 CROSSOVER_MAX = 1024
-# A window with less overlap than this shows a server alone.
-_CLEAN_OVERLAP = 0.05
 # A calibration counts as so many windows at each of its points, at most.
 _GIVEN_WEIGHT_MAX = 10.0
 _SHOWN_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -47,6 +46,9 @@ class ServerModel:
             points[point.mode or "on"].append(Point(point.sequences, point.s, weight))
         self.on = Curve(tuning, points["on"])
         self.off = Curve(tuning, points["off"])
+        # Evidence on interference only: levels without and with another server's work beside.
+        self.alone = Curve(tuning, points["on"])
+        self.beside = Curve(tuning)
         self.ttft = TtftLine()
         for ttft in given.ttft if given else ():
             self.ttft.add(ttft.prefill_tokens, ttft.s)
@@ -62,16 +64,22 @@ class ServerModel:
         first, second = (self.off, self.on) if off else (self.on, self.off)
         return first if first.known or not second.known else second
 
-    def observe(self, window: Window, overlap_max: float) -> None:
-        """Learn from a window, unless too much of it had another server's work beside it."""
-        if window.busy_s > 0:
-            self.last_seen_at = window.at
-        if not window.usable or window.overlap > overlap_max:
+    def observe(self, window: Window, slowdown: float) -> None:
+        """Learn from a window; `slowdown` is what another server's work beside it costs."""
+        self.last_seen_at = window.at
+        if not window.usable:
             return
-        off = self.threshold is not None and window.sequences > self.threshold
-        curve = self.off if off else self.on
         weight = min(1.0, window.busy_s)
-        curve.observe(window.at, window.sequences, window.seconds_per_token, weight)
+        at, sequences, seconds = window.at, window.sequences, window.seconds_per_token
+        if window.overlap <= ALONE_MAX:
+            self.alone.observe(at, sequences, seconds, weight)
+        elif window.overlap >= BESIDE_MIN:
+            self.beside.observe(at, sequences, seconds, weight)
+        correction = 1 + (slowdown - 1) * window.overlap
+        # What had to be corrected says less.
+        weight /= 1 + 4 * abs(correction - 1)
+        off = self.threshold is not None and sequences > self.threshold
+        (self.off if off else self.on).observe(at, sequences, seconds / correction, weight)
 
 
 class Learner:
@@ -86,9 +94,12 @@ class Learner:
         tuning: Tuning | None = None,
     ) -> None:
         self.tuning = tuning or Tuning()
-        self.layout = layout
+        self.declared = layout
         self.model = None if calibration is None else calibration.model
         self.traffic = Traffic()
+        given = None if calibration is None else calibration.interference
+        self._estimate = InterferenceEstimate(layout, given)
+        self._interference = self._estimate.estimate([])
         self._calibrated = calibration is not None
         self._specs = {server.name: server for server in servers}
         self.servers = {
@@ -104,7 +115,7 @@ class Learner:
         """Learn from one server's window and the times to first token that ended in it."""
         server = self.servers.get(name)
         if server is not None:
-            server.observe(window, 1.0 if self.layout is Layout.DISJOINT else _CLEAN_OVERLAP)
+            server.observe(window, self._interference.slowdown)
             server.ttft.observe(ttft)
 
     @property
@@ -154,10 +165,25 @@ class Learner:
                 return n
         return CROSSOVER_MAX
 
+    def passed(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
+        """Take what went on, on all servers together, since the last call."""
+        self.traffic.passed(elapsed_s, tokens, sequence_s)
+        pairs = [(server.alone, server.beside) for server in self.servers.values()]
+        self._interference = self._estimate.estimate(pairs)
+
     def interference(self) -> Interference:
         """Return how much slower a server is while another works too."""
-        prior = 1.0 if self.layout is Layout.DISJOINT else 2.0
-        return Interference(prior, prior, prior)
+        return self._interference
+
+    @property
+    def layout(self) -> Layout:
+        """The layout that the servers behave by: the declared one unless it is refuted."""
+        known = self._interference
+        if self.declared is Layout.DISJOINT and known.low > SHARED_MIN:
+            return Layout.SHARED
+        if self.declared is Layout.SHARED and known.high < SHARED_MIN:
+            return Layout.DISJOINT
+        return self.declared
 
     def learnt(self) -> Calibration:
         """Return what is known now, in the form of the state file."""
@@ -187,7 +213,7 @@ class Learner:
         """Return all of it as JSON values, for people and for plots."""
         interference = self.interference()
         return {
-            "layout": str(self.layout),
+            "layout": {"declared": str(self.declared), "learnt": str(self.layout)},
             "crossover": self.crossover(),
             "interference": {
                 "slowdown": interference.slowdown,

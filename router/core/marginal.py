@@ -35,17 +35,17 @@ class MarginalPolicy:
         self.learner = learner
         self.objective = objective
         self.exploration = Exploration(learner.tuning)
-        self._role = RoleChoice(learner) if learner.layout is Layout.SHARED else None
+        self._role = RoleChoice(learner)
 
     @property
     def mode(self) -> Role | None:
         """The role that all requests go to, None on disjoint GPUs."""
-        return None if self._role is None else self._role.role
+        return self._role.role if self.learner.layout is Layout.SHARED else None
 
     @property
     def switches(self) -> int:
         """How often the role has changed."""
-        return 0 if self._role is None else self._role.switches
+        return self._role.switches
 
     def choose(
         self,
@@ -55,7 +55,8 @@ class MarginalPolicy:
         now: float,
     ) -> Decision:
         """Return the candidate of the least cost, of the role in charge on shared GPUs."""
-        if self._role is not None:
+        self.learner.traffic.arrived(shape.sequences)
+        if self.learner.layout is Layout.SHARED:
             reason = self._role.update(shape, loads, now)
             wanted = [load for load in candidates if load.role is self._role.role]
             if not wanted:

@@ -30,6 +30,7 @@ _SATURATED = 0.95
 _TRIAL_S_MAX = 60.0
 _TRIAL_AFTER_S = 3.0
 _SEEN_WEIGHT = 1.0
+_LOST_TRIAL = 1.2
 
 
 class RoleChoice:
@@ -50,7 +51,6 @@ class RoleChoice:
     def update(self, shape: RequestShape, loads: Sequence[ServerLoad], now: float) -> Reason:
         """Take a reading of the loads; return why the role is what it is."""
         in_flight = sum(load.sequences for load in loads)
-        self.traffic.arrived(now, in_flight, shape.sequences)
         before = self.role
         here, there = self._model(self.role), self._model(_other(self.role))
         sequences = in_flight + max(shape.sequences, 1)
@@ -100,7 +100,7 @@ class RoleChoice:
         draining = any(load.sequences and load.role is not self.role for load in loads)
         sequences = max(1.0, self.traffic.sequences)
         if self._trial_until is not None:
-            if now < self._trial_until and _weight(here, sequences) < _SEEN_WEIGHT:
+            if now < self._trial_until and not self._decided(here, there, loads, sequences):
                 return
             self._trial_until = None
             if here.known and there.known and self._gain(here, there) > 0.005:
@@ -143,6 +143,19 @@ class RoleChoice:
         self._switch(now)
         self._trial_until = now + _TRIAL_S_MAX
         return True
+
+    def _decided(
+        self, here: ServerModel, there: ServerModel, loads: Sequence[ServerLoad], sequences: float
+    ) -> bool:
+        """Whether a trial has shown enough. A spec server that is much slower while the load still
+        moves to it would be more so under all of it.
+        """
+        if _weight(here, sequences) >= _SEEN_WEIGHT:
+            return True
+        now_here = sum(load.sequences for load in loads if load.role is self.role)
+        seen = now_here > 0 and here.known and _weight(here, now_here) >= 0.25
+        slower = seen and _seconds(here, now_here) > _LOST_TRIAL * _seconds(there, now_here)
+        return slower and self.role is Role.SPEC
 
     def _gain(self, here: ServerModel, there: ServerModel) -> float:
         """Return the share of the time in flight that the other role would save."""

@@ -59,7 +59,7 @@ class Steering:
         self.learner = learner
         self._ledger = ledger
         self._health = health
-        self._output_tokens = 0.0
+        self._observed: tuple[float, float, float] | None = None
         self._cutters = {server.name: WindowCutter() for server in servers}
 
     def decide(
@@ -85,17 +85,22 @@ class Steering:
         """
         if self.learner is None:
             return
-        total = sum(output_tokens.values())
-        self.learner.traffic.tokens_seen(now, max(0.0, total - self._output_tokens))
-        self._output_tokens = total
+        tokens = sum(output_tokens.values())
+        sequence_s = 0.0
         for name, cutter in self._cutters.items():
+            totals = self._ledger.totals(name, now)
+            sequence_s += totals.sequence_s
             if name not in output_tokens:
                 continue
-            totals = self._ledger.totals(name, now)
             sequences = self._ledger.load(name).sequences
             window = cutter.cut(now, totals, output_tokens[name], sequences)
             if window is not None:
                 self.learner.observe(name, window, self._ledger.take_ttft_samples(name))
+        if self._observed is not None:
+            at, tokens_before, sequence_s_before = self._observed
+            new_tokens = max(0.0, tokens - tokens_before)
+            self.learner.passed(now - at, new_tokens, sequence_s - sequence_s_before)
+        self._observed = (now, tokens, sequence_s)
 
     def engine_reported(self, name: str, now: float, report: EngineReport) -> None:
         """Take what an engine says of itself: its own counts, and its switch if it has one."""
