@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
-from router.core.steering import Steering
+from router.core.steering import DecisionRecord, Steering
 from router.core.types import ServerLoad
 from router.dataplane.engine_loads import LoadPoller
 from router.dataplane.learning import Learning
@@ -95,6 +95,7 @@ def create_control(parts: Parts) -> FastAPI:
                     "age_s": round(now - made.at, 3),
                     "server": made.decision.server,
                     "reason": made.decision.reason,
+                    "mode": _mode(parts, made),
                     "loads": {load.name: _load(load) for load in made.loads},
                 }
                 for made in reversed(parts.steering.recent)
@@ -161,6 +162,15 @@ def _health(health: ServerHealth, now: float) -> dict[str, Any]:
 def _facts(prober: Prober, name: str) -> dict[str, Any] | None:
     facts = prober.facts(name)
     return None if facts is None else asdict(facts)
+
+
+def _mode(parts: Parts, made: DecisionRecord) -> str | None:
+    """Return whether the chosen server, if it switches by itself, speculates with one more."""
+    threshold = parts.learner.servers[made.decision.server].threshold
+    if threshold is None:
+        return None
+    (load,) = (load for load in made.loads if load.name == made.decision.server)
+    return "on" if load.sequences < threshold else "off"
 
 
 def _engine(parts: Parts, name: str, now: float) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ OBSERVE_S = 0.25
 # Servers with GPUs of their own do not slow each other; ones that certainly do so much share some.
 SLOWDOWN_MAX = 1.25
 SAVE_S = 60.0
+LAYOUT_S = 5.0
 
 _log = logging.getLogger("crossover.learning")
 
@@ -76,6 +77,7 @@ class Learning:
         self._clock = clock
         self._checked: dict[str, ServerFacts] = {}
         self._saved_at = clock()
+        self._layout_at = clock()
         self.layout_warning: str | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -99,7 +101,8 @@ class Learning:
         self._steering.observe(
             now, {name: tokens.total_tokens for name, tokens in self._tokens.items()}
         )
-        self._look_at_layout()
+        if now - self._layout_at >= LAYOUT_S:
+            self._look_at_layout(now)
         if now - self._saved_at >= SAVE_S:
             self.save()
 
@@ -110,7 +113,8 @@ class Learning:
         if file is not None and any(server.tpot for server in learnt.servers):
             file.save(stamped(learnt, self._facts))
 
-    def _look_at_layout(self) -> None:
+    def _look_at_layout(self, now: float) -> None:
+        self._layout_at = now
         slowdown = self._learner.interference()
         suspect = self._learner.layout is Layout.DISJOINT and slowdown.low > SLOWDOWN_MAX
         if not suspect:

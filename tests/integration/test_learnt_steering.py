@@ -14,6 +14,7 @@ import pytest
 from loadtest.children import free_port
 from loadtest.engines import ENGINES
 from loadtest.sim_server import EngineSpec, SimServer
+from tests.integration.rig import Call, Engine
 from tests.integration.test_control import Router, client_of, ready, router
 
 pytestmark = pytest.mark.anyio
@@ -183,3 +184,56 @@ async def test_a_calibration_is_what_it_starts_from(tmp_path: Path) -> None:
             model = await told(client, "model")
             assert 1 < model["crossover"] < 64
             assert (await stream(client)).headers["x-crossover-server"] == "spec"
+
+
+class Patched:
+    """Answers as SGLang with the plugin does, as far as it is asked here."""
+
+    def __init__(self) -> None:
+        self.switch: object = {
+            "state": "active", "mode": "off", "threshold": 1, "enable_threshold": 1,
+            "off_share": 0.25,
+        }  # fmt: skip
+
+    async def answer(self, call: Call) -> None:
+        rank = {"num_running_reqs": 3, "num_waiting_reqs": 0, "spec_switch": self.switch}
+        bodies: dict[str, object] = {
+            "/v1/loads": {"loads": [rank]},
+            "/v1/models": {"data": [{"id": "m", "max_model_len": 4096}]},
+            "/server_info": {"version": "0.5.12.post1", "speculative_algorithm": "EAGLE3"},
+        }
+        await call.reply(json.dumps(bodies.get(call.target, {"ok": True})).encode())
+
+
+async def test_the_switch_of_a_patched_server_is_shown_and_nonsense_is_not() -> None:
+    patched = Patched()
+    engine = Engine(patched.answer)
+    await engine.start()
+    async with router("--spec-url", engine.url) as made, client_of(made) as client:
+        await ready(client, "spec")
+
+        async def switch() -> object:
+            (server,) = (await told(client, "state"))["servers"]
+            return None if server["engine"] is None else server["engine"]["switch"]
+
+        async with asyncio.timeout(DEADLINE_S):
+            while await switch() is None:
+                pass
+        assert await switch() == patched.switch
+        metrics = (await client.get("/metrics")).text
+        spec = 'role="spec",server="spec"'
+        assert f'router_engine_switch_state{{{spec},state="active"}} 1.0' in metrics
+        assert f"router_engine_speculates{{{spec}}} 0.0" in metrics
+        assert f"router_engine_off_share_ratio{{{spec}}} 0.25" in metrics
+        assert (await told(client, "model"))["servers"]["spec"]["threshold"] == 1
+        await client.post("/v1/completions", json={"prompt": "hi"})
+        (decision,) = (await told(client, "decisions"))["decisions"]
+        assert decision["mode"] == "on"
+
+        patched.switch = {"state": "active", "mode": "sideways", "threshold": -3}
+        async with asyncio.timeout(DEADLINE_S):
+            while await switch() is not None:
+                pass
+        assert (await told(client, "model"))["servers"]["spec"]["threshold"] is None
+    await engine.stop()
+    assert engine.errors == []

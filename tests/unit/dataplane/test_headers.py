@@ -19,6 +19,11 @@ def test_what_connection_names_is_dropped_with_it() -> None:
     assert forwarded_response(headers) == [(b"x-b", b"2")]
 
 
+def test_what_is_said_to_the_router_alone_is_not_forwarded() -> None:
+    headers = [(b"x-crossover-session", b"1"), (b"x-crossover-target", b"spec"), (b"x-b", b"2")]
+    assert forwarded_request(headers) == [(b"x-b", b"2")]
+
+
 def test_a_response_cannot_forge_the_routers_own_headers() -> None:
     headers = [
         (b"x-crossover-server", b"x"), (b"x-crossover-reason", b"x"), (b"x-request-id", b"x"),

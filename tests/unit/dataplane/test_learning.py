@@ -15,7 +15,7 @@ from router.core.policy import make_policy
 from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import Layout, RequestShape, Role, ServerSpec
-from router.dataplane.learning import OBSERVE_S, SAVE_S, Learning, Memory
+from router.dataplane.learning import LAYOUT_S, OBSERVE_S, SAVE_S, Learning, Memory
 from router.dataplane.state_file import StateFile
 
 SERVERS = (
@@ -172,12 +172,12 @@ def test_a_disjoint_pair_that_behaves_as_shared_is_reported_once(
 ) -> None:
     caplog.set_level(logging.WARNING)
     rig = Rig(learner=Sharing)
-    rig.learning.look(1.0)
-    rig.learning.look(2.0)
+    rig.learning.look(LAYOUT_S)
+    rig.learning.look(2 * LAYOUT_S)
     assert rig.learning.layout_warning is not None
     assert "1.9 times as long" in rig.learning.layout_warning
     assert [record.message for record in caplog.records] == [rig.learning.layout_warning]
     assert isinstance(rig.learner, Sharing)
     rig.learner.believed = Interference(1.1, 0.9, 1.3)
-    rig.learning.look(3.0)
+    rig.learning.look(3 * LAYOUT_S)
     assert rig.learning.layout_warning is None
