@@ -22,6 +22,7 @@ from loadtest.workload import Lognormal
 from router.core.types import Role
 from tests.gpu import picture, streams
 from tests.gpu.arms import GRAPH_SIZES, Arm, Site, arms
+from tests.gpu.figures import Row
 from tests.gpu.measure import in_turn, warm
 from tests.gpu.processes import ROOT, Process, gpu
 from tests.gpu.router_process import ROUTER, Router, own_environment
@@ -46,25 +47,27 @@ class Times:
     calibration: float
     direct_settle: float
     routed_settle: float
+    routed_change: float
     window: float
     phases: tuple[tuple[float, int], ...]
     straggler_tokens: int
 
-    def settle_s(self, level: int, routed: bool) -> float:
-        """How long a level runs before it is counted.
+    def routed_settle_s(self, level: int, crossed: bool) -> float:
+        """How long a level runs through the router before it is counted.
 
-        The first requests through a router may go to the server that it then leaves, and hold half
-        of the GPU until they end: the longer the more they are.
+        The first requests may go to the server that it then leaves, and hold half of the GPU until
+        they end: the longer the more they are. A level on the other side of the crossover than the
+        one before it gets the time that a router on shared GPUs takes to be sure.
         """
-        if not routed:
-            return self.direct_settle
-        return max(self.routed_settle, ROUTED_SETTLE_S_A_REQUEST * level)
+        least_s = self.routed_change if crossed else self.routed_settle
+        return max(least_s, ROUTED_SETTLE_S_A_REQUEST * level)
 
     def round_s(self, servers: int) -> float:
         """A round of all levels of so many servers and the router."""
         direct_s = servers * (self.direct_settle + self.window + OVERHEAD_S)
-        routed_s = (self.settle_s(level, routed=True) for level in self.levels)
-        return sum(direct_s + one + self.window + OVERHEAD_S for one in routed_s)
+        settle_s = sum(self.routed_settle_s(level, crossed=False) for level in self.levels)
+        settle_s += 2 * (self.routed_change - self.routed_settle)  # up, and down to the next round
+        return settle_s + len(self.levels) * (direct_s + self.window + OVERHEAD_S)
 
     def least_s(self, servers: int) -> float:
         """The calibration, one round, and the steps."""
@@ -73,9 +76,29 @@ class Times:
 
 
 GPU_TIMES = Times(
-    (1, 8, 32, 64, 128), 40.0, 1.2, 3.0, 3.5, ((4, 1), (11, 64), (5, 1)), straggler_tokens=2000
+    levels=(1, 8, 32, 64, 128),
+    calibration=40.0,
+    direct_settle=1.2,
+    routed_settle=3.0,
+    routed_change=12.0,
+    window=3.5,
+    phases=((4, 1), (14, 64), (5, 1)),
+    straggler_tokens=2000,
 )
-CPU_TIMES = Times((1, 2, 4), 16.0, 2.0, 3.0, 3.0, ((5, 1), (8, 4), (5, 1)), 100)
+CPU_TIMES = Times(
+    levels=(1, 2, 4),
+    calibration=16.0,
+    direct_settle=2.0,
+    routed_settle=3.0,
+    routed_change=5.0,
+    window=3.0,
+    phases=((5, 1), (8, 4), (5, 1)),
+    straggler_tokens=100,
+)
+
+
+class MeasureError(Exception):
+    """What is measured does not work."""
 
 
 class Bench(Session):
@@ -89,6 +112,8 @@ class Bench(Session):
         self.servers: dict[str, Server] = {}  # by role, `alone-NAME` for those without a router
         self.router: Router | None = None
         self.router_arguments: list[str] = []
+        self.up_to = 0  # where the two servers cross
+        self.routed_level = 0  # the router's last one
         self.calibration_file = self.out.resolve() / "calibration.json"
         self.calibrated: dict[str, Any] | None = None
 
@@ -144,12 +169,17 @@ class Bench(Session):
 
     def steady(self, aim: streams.Aim, level: int, number: int) -> None:
         """One row of one level."""
+        settle_s = self.times.direct_settle
+        if aim.name == picture.ROUTED:
+            crossed = (level > self.up_to) != (self.routed_level > self.up_to)
+            settle_s = self.times.routed_settle_s(level, crossed)
+            self.routed_level = level
         for server in self.servers.values():
             server.flush_cache()
         row = streams.steady(
             aim,
             streams.Renewed(level, self.site.prompt_tokens, self.site.output_tokens),
-            settle_s=self.times.settle_s(level, aim.name == picture.ROUTED),
+            settle_s=settle_s,
             window_s=self.times.window,
             seed=1000 * number + level,
         )
@@ -160,6 +190,15 @@ class Bench(Session):
             f"{row['ttft_ms']['p50']}  itl {row['itl_ms']['p50']} ms  errors {row['errors']}  "
             f"{row['in_flight']}  cpu {row['cpu']}"
         )
+        self.blame(aim, row)
+
+    def blame(self, aim: streams.Aim, row: Row) -> None:
+        """Note failed requests; MeasureError if nothing came at all: going on is a waste."""
+        if row["errors"]:
+            failed = {"arm": aim.name, "errors": row["errors"], "such_as": row["error_examples"]}
+            self.note({"check": "requests", "ok": False, **failed})
+        if not row["tokens"]:
+            raise MeasureError(f"{aim.name} made no token: {row['error_examples']}")
 
     def modes(self) -> dict[str, Any]:
         """What each patched server says of its switch."""
@@ -201,6 +240,7 @@ class Bench(Session):
 
     def start_router(self, up_to: int | None) -> None:
         """With what was just measured: a threshold, or a calibration file."""
+        self.up_to = up_to or 0
         given = self.options.threshold if self.options.threshold is not None else up_to
         arguments = ["--layout", "shared", "--policy", self.options.policy]
         if self.options.policy in POLICIES_WITH_FILE:
@@ -248,6 +288,7 @@ class Bench(Session):
                 f"  step {aim.name:<14} {row['tokens']} tokens in {row['wall_s']} s, switches "
                 f"{row['switches']}, errors {row['errors']}, straggler {row['straggler']}"
             )
+            self.blame(aim, row)
 
     def look(self) -> dict[str, object]:
         """What the servers and the router say of themselves now; nothing where one is late."""
@@ -319,7 +360,7 @@ def wanted_arms(options: argparse.Namespace) -> dict[str, Arm]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure; 0 when all ran, whatever the figures, 1 otherwise, 2 for bad arguments."""
+    """Measure; 0 if all ran and no request failed, 1 otherwise, 2 for bad arguments."""
     options = read_options(arguments)
     try:
         wanted = wanted_arms(options)
@@ -346,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     bench.router.stop()
             bench.finish(failure)
         bench.say("done")
-        return 1 if failure else 0
+        return 1 if failure or not all(one["ok"] for one in bench.checks) else 0
 
 
 if __name__ == "__main__":
