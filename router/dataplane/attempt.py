@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _IDEMPOTENT = frozenset({"GET", "HEAD"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inbound:
     """A client's request, as it is to be forwarded."""
 
@@ -186,8 +186,13 @@ class Attempt:
             return
         self._connecting = None
         if error is None:
-            self._send(connecting.result())
-        elif isinstance(error, ExhaustedError):
+            try:
+                self._send(connecting.result())
+            except Exception as fault:  # noqa: BLE001  (nobody above would answer for it)
+                error = fault
+        if error is None:
+            return
+        if isinstance(error, ExhaustedError):
             self._fail(Outcome.REJECTED, errors.exhausted(), str(error))
         elif isinstance(error, ConnectError):
             self._upstream.failed(self._made_by.clock(), error)
@@ -195,7 +200,7 @@ class Attempt:
             reply = errors.upstream_unreachable(self.server)
             self._fail(Outcome.UPSTREAM_ERROR, reply, str(error))
         else:
-            logger.error("connecting to server %s failed", self.server, exc_info=error)
+            logger.error("a request to server %s failed here", self.server, exc_info=error)
             self._fail(Outcome.UPSTREAM_ERROR, errors.internal(), "internal error")
 
     def _send(self, connection: Connection) -> None:

@@ -179,6 +179,9 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._fail(BadResponse("the server wants another protocol"))
+        except httptools.HttpParserCallbackError as error:
+            logger.error("the answer of a server could not be taken", exc_info=error)  # noqa: TRY400
+            self._fail(BadResponse("a fault of the router's own"))
         except httptools.HttpParserError as error:
             self._fail(BadResponse(str(error) or type(error).__name__))
         else:

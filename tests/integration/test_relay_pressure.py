@@ -4,6 +4,7 @@ import asyncio
 import json
 import resource
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.integration.rig import (
     DONE,
     Call,
     Engine,
+    Rig,
     event,
     request,
     running,
@@ -394,14 +396,28 @@ async def test_a_request_in_prefill_at_the_shutdown_may_be_sent_again() -> None:
         writer.close()
 
 
-async def test_a_fault_of_the_router_is_a_500_without_details() -> None:
+def spoil_the_health(rig: Rig) -> None:
+    rig.health["spec"].context_length = "broken"  # type: ignore[assignment]
+
+
+def spoil_the_pool(rig: Rig) -> None:
+    rig.pools["spec"].host = "broken"  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("spoil", [spoil_the_health, spoil_the_pool])
+@pytest.mark.parametrize("connected", [False, True])
+async def test_a_fault_of_the_router_is_a_500_without_details(
+    spoil: Callable[[Rig], None], connected: bool
+) -> None:
     async with running() as rig:
-        rig.health["spec"].context_length = "broken"  # type: ignore[assignment]
+        if connected:
+            await rig.http.post(CHAT, content=BODY)
+        spoil(rig)
         response = await rig.http.post(CHAT, content=BODY)
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "internal"
         assert "Traceback" not in response.text
-        assert (await rig.record()).status == 500
+        assert (await rig.record(1 + connected)).status == 500
         await rig.settled()
 
 
