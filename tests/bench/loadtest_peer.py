@@ -4,7 +4,9 @@
 
 Both send the same prompts from one file in a closed loop of the same concurrency. The engine runs
 slower than its model (--clock), so that a busy machine shifts the figures little. Throughput, TTFT
-and inter-token latency are medians over rounds of each client's own figures. CPU per request is
+and inter-token latency are medians over rounds of each client's own figures. Outputs are half to
+one and a half of --output-tokens; --lockstep makes them equal, so that all requests end and start
+together and a client that is slow to start the next ones slows the run down. CPU per request is
 that of the whole client process, less what a run of one wave took, over the requests between, so
 that start-up does not count; bench_serving's includes that it tokenizes every answer at the end.
 """
@@ -30,7 +32,7 @@ from loadtest.sim_server import MODEL_NAME
 from loadtest.workload import Drawn, Uniform, Workload
 
 ROOT = Path(__file__).parents[2]
-RESULT = Path(__file__).parent / "results" / "loadtest_peer.json"
+RESULTS = Path(__file__).parent / "results"
 ENGINE_PYTHON = ROOT / ".venv-engine/bin/python"
 AGREE_WITHIN = 0.03
 OURS, PEER = "crossover-loadtest", "bench_serving"
@@ -45,12 +47,10 @@ class Plan:
     url: str
     concurrency: int
     requests: int
-    output_tokens: int
 
 
-def write_prompts(path: Path, count: int, prompt_tokens: int, output_tokens: int) -> None:
-    """Write chat prompts as OpenAI requests, one a line; outputs are half to one and a half."""
-    output = Uniform(output_tokens // 2, output_tokens * 3 // 2)
+def write_prompts(path: Path, count: int, prompt_tokens: int, output: Uniform) -> None:
+    """Write chat prompts as OpenAI requests, one a line."""
     workload = Workload("", Drawn(Uniform(prompt_tokens, prompt_tokens), output), seed=1)
     with path.open("w") as file:
         for index in range(count):
@@ -198,11 +198,15 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--output-tokens", type=int, default=96)
+    parser.add_argument("--lockstep", action="store_true", help="outputs of equal length")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, port = Path(name), free_port()
         count = asked.requests
-        write_prompts(folder / "prompts.jsonl", count, asked.prompt_tokens, asked.output_tokens)
+        tokens = asked.output_tokens
+        spread = 0 if asked.lockstep else tokens // 2
+        output = Uniform(tokens - spread, tokens + spread)
+        write_prompts(folder / "prompts.jsonl", count, asked.prompt_tokens, output)
         write_tokenizer(folder / "tokenizer")
         (folder / "stubs").mkdir()
         (folder / "stubs/datasets.py").write_text("load_dataset = None\n")
@@ -218,7 +222,7 @@ def main() -> int:
                     break
                 except httpx.TransportError:
                     time.sleep(0.1)
-            plan = Plan(folder, url, asked.concurrency, count, asked.output_tokens)
+            plan = Plan(folder, url, asked.concurrency, count)
             found = compare(plan, asked.rounds)
             simulation = httpx.get(url + "/server_info").json()["simulation"]
         finally:
@@ -235,7 +239,8 @@ def main() -> int:
         "load_average": os.getloadavg(),
         "provenance": made,
     }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    name = "loadtest_peer_lockstep.json" if asked.lockstep else "loadtest_peer.json"
+    (RESULTS / name).write_text(json.dumps(document, indent=1) + "\n")
     for key in ("medians", "ours_over_peer", "client_cpu_ms_per_request", "agree"):
         print(key, json.dumps(found[key]))
     return 0 if found["agree"] else 1

@@ -287,7 +287,7 @@ def test_ctrl_c_writes_what_was_measured(engine_url: str, tmp_path: Path) -> Non
     figures = json.loads(path.read_text())["runs"]["run"]
     assert figures["interrupted"] is True
     assert figures["finished"] >= 3
-    assert f"{figures['requests']} of 24000 requests" in out.decode() or figures["requests"] > 0
+    assert re.match(rf"{figures['requests']} of 2[0-9]{{4}} requests, 0 failed", out.decode())
     assert len(rows.read_text().splitlines()) == figures["requests"] + 1
 
 
