@@ -18,8 +18,6 @@ from router.core.types import Layout, ServerSpec
 from router.dataplane.state_file import StateFile, combined, stamped
 
 OBSERVE_S = 0.25
-# Servers with GPUs of their own do not slow each other; ones that certainly do so much share some.
-SLOWDOWN_MAX = 1.25
 SAVE_S = 60.0
 LAYOUT_S = 5.0
 
@@ -111,18 +109,19 @@ class Learning:
         self._saved_at = self._clock()
         file, learnt = self._memory.file, self._learner.learnt()
         if file is not None and any(server.tpot for server in learnt.servers):
-            file.save(stamped(learnt, self._facts))
+            file.save(stamped(learnt, self._learner.declared, self._facts))
 
     def _look_at_layout(self, now: float) -> None:
         self._layout_at = now
-        slowdown = self._learner.interference()
-        suspect = self._learner.layout is Layout.DISJOINT and slowdown.low > SLOWDOWN_MAX
-        if not suspect:
+        learner = self._learner
+        if learner.layout is learner.declared:
             self.layout_warning = None
         elif self.layout_warning is None:
+            seem = "to share GPUs" if learner.layout is Layout.SHARED else "to have their own GPUs"
             self.layout_warning = (
-                f"layout is disjoint, but tokens take {slowdown.slowdown:.1f} times as long while"
-                " another server works too: the servers seem to share GPUs; set layout: shared"
+                f"layout is {learner.declared}, but tokens take"
+                f" {learner.interference().slowdown:.1f} times as long while another server works"
+                f" too: the servers seem {seem}; set layout: {learner.layout}"
             )
             _log.warning("%s", self.layout_warning)
 

@@ -101,8 +101,13 @@ def combined(state: Calibration | None, calibration: Calibration | None) -> Cali
     )
 
 
-def stamped(learnt: Calibration, facts: Callable[[str], ServerFacts | None]) -> Calibration:
-    """Return what is learnt with the model and the engine versions that it holds for."""
+def stamped(
+    learnt: Calibration, declared: Layout, facts: Callable[[str], ServerFacts | None]
+) -> Calibration:
+    """Return what is learnt with the declared layout, the model and the engine versions.
+
+    All of them have to be the same again for it to hold.
+    """
     model = learnt.model
     servers: list[ServerProfile] = []
     for server in learnt.servers:
@@ -111,4 +116,4 @@ def stamped(learnt: Calibration, facts: Callable[[str], ServerFacts | None]) -> 
             model = told.served_model_name or model
             server = replace(server, engine_version=told.version)  # noqa: PLW2901
         servers.append(server)
-    return replace(learnt, servers=tuple(servers), model=model)
+    return replace(learnt, servers=tuple(servers), model=model, layout=declared)

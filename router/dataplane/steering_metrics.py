@@ -25,7 +25,7 @@ class SteeringSources:
     learner: Learner
     ledger: Ledger
     told: Callable[[str], Told | None]
-    suspects_sharing: Callable[[], bool]
+    suspects_layout: Callable[[], bool]
 
 
 def steering_families(
@@ -69,9 +69,9 @@ def _model_families(
         interference.add_metric((bound,), value)
     yield interference
     suspect = GaugeMetricFamily(
-        "router_layout_suspect", "1 if servers with GPUs of their own behave as if they shared them"
+        "router_layout_suspect", "1 if the servers do not behave as the layout in the settings says"
     )
-    suspect.add_metric((), float(sources.suspects_sharing()))
+    suspect.add_metric((), float(sources.suspects_layout()))
     yield suspect
 
 

@@ -39,6 +39,10 @@ class Sharing(Learner):
     def interference(self) -> Interference:
         return self.believed
 
+    @property
+    def layout(self) -> Layout:
+        return Layout.SHARED if self.believed.low > 1 else Layout.DISJOINT
+
 
 class Rig:
     def __init__(

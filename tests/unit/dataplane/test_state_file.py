@@ -122,6 +122,7 @@ def test_a_server_of_which_the_state_knows_nothing_is_the_calibrations() -> None
 
 def test_a_state_carries_the_model_and_versions_it_holds_for() -> None:
     facts = {"spec": ServerFacts("spec", served_model_name="m-2", version="0.5")}
-    stamp = stamped(STATE, facts.get)
+    stamp = stamped(STATE, Layout.SHARED, facts.get)
     assert (stamp.model, stamp.servers[0].engine_version) == ("m-2", "0.5")
-    assert stamped(STATE, lambda _: None) == STATE
+    assert stamp.layout is Layout.SHARED
+    assert stamped(STATE, Layout.DISJOINT, lambda _: None) == STATE
