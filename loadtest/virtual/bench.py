@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from math import ceil
 
 from loadtest.pacing import ClosedLoop, OpenLoop, Pacer, Ramp
 from loadtest.reading import Arrival
@@ -157,9 +158,16 @@ class Bench:
 
     @cached_property
     def curves(self) -> tuple[Curve, Curve]:
-        """The true curves of spec and base at the start."""
+        """The true curves of spec and base at the start, as far as the load reaches."""
         spec, base = self.scenario.servers
-        return measure(spec, self.lengths), measure(base, self.lengths)
+        return self._measure(spec), self._measure(base)
+
+    def _measure(self, server: Server) -> Curve:
+        case = self.case
+        if case.demand is not None:
+            return measure(server, self.lengths)
+        highest = max((level for _, level in self.scenario.course), default=case.level or 1)
+        return measure(server, self.lengths, ceil(highest))
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -180,7 +188,7 @@ class Bench:
 
         def curves() -> dict[str, Curve]:
             return {
-                name: measure(server, self.lengths).scaled(slowness[name])
+                name: self._measure(server).scaled(slowness[name])
                 for name, server in servers.items()
             }
 
@@ -197,8 +205,8 @@ class Bench:
         factor = _MISJUDGED if start is Start.MISJUDGED else 1.0
         return calibration_of(
             [
-                (server, curve.scaled(factor if server is self.scenario.spec else 1.0))
-                for server, curve in zip(self.scenario.servers, self.curves, strict=True)
+                (server, measure(server, self.lengths).scaled(slowness))
+                for server, slowness in zip(self.scenario.servers, (factor, 1.0), strict=True)
             ]
         )
 

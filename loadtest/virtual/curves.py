@@ -4,7 +4,7 @@ A curve is measured as an operator would: closed loops at a few levels, in virtu
 noise. Between the levels the time per token is linear, beyond the last its last slope goes on.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -54,20 +54,21 @@ class Curve:
         return replace(self, rates_tok_s=tuple(rate / slowness for rate in self.rates_tok_s))
 
 
-def measure(server: Server, lengths: Lengths, levels: tuple[int, ...] = LEVELS) -> Curve:
-    """Return a server's curve for requests of these lengths, which are frozen and so hashable."""
-    return _measured(server, cast("Hashable", lengths), levels)
+def measure(server: Server, lengths: Lengths, reach: int = LEVELS[-1]) -> Curve:
+    """Return a server's curve for requests of these lengths, which are frozen and so hashable.
+
+    It is measured up to the first of LEVELS that is not below `reach`.
+    """
+    count = min(max(bisect_left(LEVELS, reach) + 1, 2), len(LEVELS))
+    levels = LEVELS[:count]
+    hashable = cast("Hashable", lengths)
+    return Curve(levels, tuple(_steady_tok_s(server, hashable, level) for level in levels))
 
 
-@lru_cache(maxsize=256)
-def _measured(server: Server, hashable: Hashable, levels: tuple[int, ...]) -> Curve:
-    lengths = cast("Lengths", hashable)
-    workload = Workload("simulated", lengths, CURVE_SEED)
-    return Curve(levels, tuple(_steady_tok_s(server, workload, level) for level in levels))
-
-
-def _steady_tok_s(server: Server, workload: Workload, level: int) -> float:
+@lru_cache(maxsize=4096)
+def _steady_tok_s(server: Server, lengths: Hashable, level: int) -> float:
     """Return the rate between the end of the second round and the start of the last request."""
+    workload = Workload("simulated", cast("Lengths", lengths), CURVE_SEED)
     requests = max(_REQUESTS_MIN, _ROUNDS * level) + 2 * level
     loop = ClosedLoop(Ramp(((0.0, float(level)),)), requests=requests)
     run = World((server,), FixedPolicy(server.role)).run(loop, workload, looks_s=())
