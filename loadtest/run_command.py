@@ -73,15 +73,7 @@ def run_figures(plan: RunPlan, result: RunResult) -> dict[str, object]:
 
 def _report(plan: RunPlan, result: RunResult, argv: Sequence[str]) -> int:
     figures = run_figures(plan, result)
-    rows_error = None
-    if plan.rows is not None:
-        try:
-            write_rows(plan.rows, result)
-        except results.OutputError as error:
-            rows_error = error  # the figures come first
-    if plan.json is not None:
-        made = provenance(argv, plan.seed)
-        results.write(plan.json, results.document({"run": figures}, made))
+    unwritten = _write(plan, result, figures, argv)
     for reading in plan.readings:
         if reading.skipped:
             examples = "; ".join(reading.examples)
@@ -90,14 +82,33 @@ def _report(plan: RunPlan, result: RunResult, argv: Sequence[str]) -> int:
         summary(figures, plan.requests),
         file=sys.stderr if "-" in (plan.json, plan.rows) else sys.stdout,
     )
-    if rows_error is not None:
-        raise rows_error
+    if unwritten is not None:
+        raise unwritten
     if result.gave_up is not None:
         raise InputError(f"gave up, nothing was ever answered: {result.gave_up}")
     if result.interrupted:
         _say(f"stopped after {len(result.rows)} requests; what was measured is kept")
         return EXIT_INTERRUPTED
     return EXIT_DONE if figures["finished"] else EXIT_NOTHING
+
+
+def _write(
+    plan: RunPlan, result: RunResult, figures: Mapping[str, object], argv: Sequence[str]
+) -> results.OutputError | None:
+    """Write what can be written; the error is for after the summary, which needs no file."""
+    unwritten = None
+    try:
+        if plan.rows is not None:
+            write_rows(plan.rows, result)
+    except results.OutputError as error:
+        unwritten = error
+    try:
+        if plan.json is not None:
+            made = provenance(argv, plan.seed)
+            results.write(plan.json, results.document({"run": figures}, made))
+    except results.OutputError as error:
+        unwritten = error
+    return unwritten
 
 
 def write_rows(path: str, result: RunResult) -> None:

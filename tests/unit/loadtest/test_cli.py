@@ -209,6 +209,17 @@ def test_a_trace_gives_arrivals_and_lengths_and_its_bad_lines_are_counted(
     assert f"1 lines of {trace} left out: {trace}:3: 1 fields" in capsys.readouterr().err
 
 
+def test_a_disk_that_is_full_at_the_end_costs_neither_figures_nor_a_trace(
+    engine_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(engine_url, "--rows", "/dev/full") == 2
+    captured = capsys.readouterr()
+    assert "8 requests, 0 failed" in captured.out
+    assert captured.err == (
+        "crossover-loadtest run: cannot write /dev/full: No space left on device\n"
+    )
+
+
 def test_real_prompts_are_sent(engine_url: str, tmp_path: Path) -> None:
     prompts, rows = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl"
     prompts.write_text('{"prompt": "one two three"}\n{"prompt": "one", "max_tokens": 5}\n')
