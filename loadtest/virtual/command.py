@@ -13,6 +13,7 @@ from loadtest.verdict import aligned
 from loadtest.virtual import report
 from loadtest.virtual.arms import CaseResult
 from loadtest.virtual.bench import cases
+from loadtest.virtual.decision import measure_decision
 from loadtest.virtual.demands import reached
 from loadtest.virtual.jobs import Job, run_jobs
 from loadtest.virtual.mutations import MUTATIONS, Mutation
@@ -96,7 +97,7 @@ def _simulate(asked: argparse.Namespace, argv: Sequence[str]) -> int:
     ]
     found = run_jobs(jobs, _progress(), asked.processes)
     took_s = time.monotonic() - start_s
-    figures = reached(found)
+    figures = [*reached(found), measure_decision()]
     stream = sys.stderr if asked.json == "-" else sys.stdout
     if asked.json is not None:
         engines = sorted({s.params.name for scenario in scenarios for s in scenario.servers})
@@ -108,12 +109,11 @@ def _simulate(asked: argparse.Namespace, argv: Sequence[str]) -> int:
         Path(asked.markdown).write_text(report.markdown(found, figures))
     for path in draw(found):
         print(f"Written: {path}", file=stream)
-    if figures:
-        print(aligned(report.demand_rows(figures)), file=stream)
+    print(aligned(report.demand_rows(figures)), file=stream)
     missed = [item.demand.name for item in figures if not item.met]
     print(
         f"sim: {len(figures) - len(missed)} of {len(figures)} figures met, {len(jobs)} cases and "
-        f"seeds, {asked.seeds} seeds, {took_s:.0f} s, all simulated"
+        f"seeds, {asked.seeds} seeds, {took_s:.0f} s, simulated"
         + (f"; missed: {', '.join(missed)}" if missed else ""),
         file=stream,
     )

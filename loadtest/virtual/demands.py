@@ -51,16 +51,17 @@ class Demand:
             return None
         pick = min if self.at_least else max
         value, result = pick(found, key=lambda item: item[0])
-        return Reached(self, value, result, len({r.seed for _, r in found}), len(found))
+        where = f"{result.case.scenario.name}, {result.case.label}, seed {result.seed}"
+        return Reached(self, value, where, len({r.seed for _, r in found}), len(found))
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A demand's worst value, where it was, and of how many seeds and values."""
+    """A demand's worst value, where that was, and of how many seeds and values it is the worst."""
 
     demand: Demand
     value: float
-    worst: CaseResult
+    where: str
     seeds: int
     values: int
 
@@ -70,12 +71,6 @@ class Reached:
         demand = self.demand
         within = self.value >= demand.limit if demand.at_least else self.value <= demand.limit
         return within is not demand.must_miss
-
-    @property
-    def where(self) -> str:
-        """Scenario, case and seed of the worst value."""
-        case = self.worst.case
-        return f"{case.scenario.name}, {case.label}, seed {self.worst.seed}"
 
 
 def _better_single(result: CaseResult) -> float:
