@@ -36,6 +36,8 @@ from router.core.types import Layout, Role
 DEFAULT_LEVELS = (1, 2, 4, 8, 16, 32, 64)
 # Servers with GPUs of their own may slow one another by so much before it is said.
 DISJOINT_SLOWDOWN_MAX = 1.1
+# A point whose bounds lie further apart, as a share of it, is said to be doubtful.
+BOUNDS_SHARE_MAX = 0.25
 _PROBE_OUTPUT_TOKENS = 2
 
 
@@ -183,6 +185,17 @@ def warnings(found: Calibrating, made: Calibration) -> list[str]:
     said = list(found.problems)
     if found.stop.is_set():
         said.append("stopped before the end: the file holds what was measured until then")
+    wide = [
+        f"{server.role} at {point.sequences:.3g} ({(point.high_s - point.low_s) / point.s:.0%})"
+        for server in made.servers
+        for point in server.tpot
+        if point.high_s - point.low_s > BOUNDS_SHARE_MAX * point.s
+    ]
+    if wide:
+        said.append(
+            f"bounds are wide for {', '.join(wide)}: something disturbed the servers or this "
+            f"machine, or the budget is short"
+        )
     known = made.interference
     if made.layout is Layout.DISJOINT and known and known.low > DISJOINT_SLOWDOWN_MAX:
         said.append(

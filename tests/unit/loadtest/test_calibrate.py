@@ -6,7 +6,7 @@ from loadtest.bench import Bench
 from loadtest.calibrate import Calibrating, Options, mode_of, text, warnings
 from loadtest.calibration_points import plan
 from loadtest.server_facts import ServerFacts
-from router.core.calibration import Calibration, Interference, ServerProfile
+from router.core.calibration import Calibration, Interference, ServerProfile, TpotPoint
 from router.core.types import Layout, Role
 
 SWITCH = {"state": "active", "threshold": 8}
@@ -52,6 +52,13 @@ def test_servers_with_gpus_of_their_own_that_slow_one_another_are_warned_of(
 ) -> None:
     found = warnings(calibrating(layout), made(layout, slowdown))
     assert any("do they share GPUs?" in said for said in found) is warned
+
+
+def test_points_with_wide_bounds_are_warned_of() -> None:
+    points = (TpotPoint(1.0, 0.010, 0.009, 0.011), TpotPoint(8.0, 0.020, 0.019, 0.030))
+    found = Calibration((ServerProfile(Role.BASE, tpot=points),), "m", Layout.SHARED)
+    (said,) = warnings(calibrating(Layout.SHARED), found)
+    assert "bounds are wide for base at 8 (55%):" in said
 
 
 def test_a_calibration_that_was_stopped_says_so() -> None:
