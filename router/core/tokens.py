@@ -20,6 +20,7 @@ are at hand already cost half.
 """
 
 import re
+from collections import OrderedDict
 
 from router.core.token_estimate import NO_TEXT, Features, TokenEstimate, add, measure
 
@@ -44,6 +45,8 @@ _TEXT_BYTES_MAX = 1024
 # Once most is learnt, so few of the bodies that come whole are read for more than their count.
 _LESSON_EVERY = 8
 _UNREAD_MAX = 32
+# Streams that are read for a total: some 10 us each.
+_READ_MAX = 64
 _UNREAD_BYTES_MAX = 2048  # of one chunk; what is larger is read at once
 
 
@@ -52,8 +55,9 @@ class TokenModel:
 
     def __init__(self) -> None:
         self.estimate = TokenEstimate()
-        self._live: set[TokenCounter] = set()
-        self._ended_tokens = 0.0
+        # What each stream under way had counted when it was last read, the longest ago first.
+        self._live: OrderedDict[TokenCounter, float] = OrderedDict()
+        self._total = 0.0
         self._turn = 0
 
     def counter(self, sequences: int = 1) -> "TokenCounter":
@@ -64,22 +68,25 @@ class TokenModel:
         self._turn += 1
         lesson = self._turn % _LESSON_EVERY == 0 or self.estimate.young
         counter = TokenCounter(self, sequences, lesson=lesson)
-        self._live.add(counter)
+        self._live[counter] = 0.0
         return counter
 
-    @property
     def total_tokens(self) -> float:
-        """Output tokens so far, those of streams under way included.
+        """Return the output tokens so far, those of streams under way included.
 
-        Costs a reading of each stream under way: for every quarter of a second, not for every
-        chunk. A stream that ends with a count may correct it downwards.
+        Meant for every quarter of a second. So many streams are read, those that were not for
+        longest; of the others it has what they had then. A stream that ends with a count may
+        correct the total downwards.
         """
-        return self._ended_tokens + sum(counter.tokens for counter in self._live)
+        for _ in range(min(_READ_MAX, len(self._live))):
+            counter, before = self._live.popitem(last=False)
+            self._live[counter] = now = counter.tokens
+            self._total += now - before
+        return self._total
 
     def ended(self, counter: "TokenCounter") -> None:
         """Take over what a finished counter has counted."""
-        self._live.discard(counter)
-        self._ended_tokens += counter.tokens
+        self._total += counter.tokens - self._live.pop(counter)
 
 
 class TokenCounter:

@@ -97,7 +97,7 @@ class Learning:
             if facts is not None and facts is not self._checked.get(server.name):
                 self._check(server, facts)
         self._steering.observe(
-            now, {name: tokens.total_tokens for name, tokens in self._tokens.items()}
+            now, {name: tokens.total_tokens() for name, tokens in self._tokens.items()}
         )
         if now - self._layout_at >= LAYOUT_S:
             self._look_at_layout(now)
