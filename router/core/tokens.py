@@ -57,7 +57,7 @@ class TokenModel:
         self.estimate = TokenEstimate()
         # What each stream under way had counted when it was last read, the longest ago first.
         self._live: OrderedDict[TokenCounter, float] = OrderedDict()
-        self._total = 0.0
+        self._total = self._told = 0.0
         self._turn = 0
 
     def counter(self, sequences: int = 1) -> "TokenCounter":
@@ -75,14 +75,15 @@ class TokenModel:
         """Return the output tokens so far, those of streams under way included.
 
         Meant for every quarter of a second. So many streams are read, those that were not for
-        longest; of the others it has what they had then. A stream that ends with a count may
-        correct the total downwards.
+        longest; of the others it has what they had then. Never less than before: where the
+        count that ends a stream is less than its estimate, the total waits.
         """
         for _ in range(min(_READ_MAX, len(self._live))):
             counter, before = self._live.popitem(last=False)
             self._live[counter] = now = counter.tokens
             self._total += now - before
-        return self._total
+        self._told = max(self._told, self._total)
+        return self._told
 
     def ended(self, counter: "TokenCounter") -> None:
         """Take over what a finished counter has counted."""

@@ -323,3 +323,14 @@ def test_a_total_comes_to_read_every_stream_however_many() -> None:
         counter.feed(_chat("b", 20))
         counter.finish()
     assert model.total_tokens() == 4_500
+
+
+def test_a_total_never_falls() -> None:
+    model = TokenModel()
+    counter = _fed(*[_chat("some words of it")] * 20, model=model)
+    estimated = model.total_tokens()
+    counter.feed(_usage(20))
+    counter.finish()
+    assert model.total_tokens() == estimated > 20
+    _fed(_chat("a", round(estimated)), model=model)
+    assert model.total_tokens() == 20 + round(estimated)
