@@ -88,7 +88,7 @@ class Learning:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.save()
+        await self.save()
 
     def look(self, now: float) -> None:
         """Do what is due."""
@@ -101,15 +101,19 @@ class Learning:
         )
         if now - self._layout_at >= LAYOUT_S:
             self._look_at_layout(now)
-        if now - self._saved_at >= SAVE_S:
-            self.save()
 
-    def save(self) -> None:
+    def save_due(self) -> bool:
+        """Return whether the state file is a minute old."""
+        return self._clock() - self._saved_at >= SAVE_S
+
+    async def save(self) -> None:
         """Write the state file, if there is one and something is known."""
         self._saved_at = self._clock()
         file, learnt = self._memory.file, self._learner.learnt()
         if file is not None and any(server.tpot for server in learnt.servers):
-            file.save(stamped(learnt, self._learner.declared, self._facts))
+            state = stamped(learnt, self._learner.declared, self._facts)
+            # A disk may take its time; streams would wait for it.
+            await asyncio.to_thread(file.save, state)
 
     def _look_at_layout(self, now: float) -> None:
         self._layout_at = now
@@ -129,6 +133,8 @@ class Learning:
         while True:
             try:
                 self.look(self._clock())
+                if self.save_due():
+                    await self.save()
             except Exception:  # noqa: BLE001  (the boundary of a task)
                 _log.exception("learning failed unexpectedly")
             await asyncio.sleep(OBSERVE_S)

@@ -1,5 +1,6 @@
 """What feeds the learner, what it forgets, and when it is saved. Time is the test's."""
 
+import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -159,16 +160,22 @@ async def test_what_is_learnt_outlives_the_process(tmp_path: Path) -> None:
     assert second.learner.tpot_s("base", 1) is None
 
 
-def test_it_is_saved_every_minute_and_not_while_nothing_is_known(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_it_is_saved_every_minute_and_not_while_nothing_is_known(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     rig = Rig(path)
-    rig.now = SAVE_S + 1
-    rig.learning.look(rig.now)
+    await rig.learning.save()
     assert not path.exists()
     rig.serve("base", 10.0, 100.0)
+    assert not rig.learning.save_due()
     rig.now += SAVE_S
-    rig.learning.look(rig.now)
-    assert path.exists()
+    assert rig.learning.save_due()
+    rig.learning.start()
+    async with asyncio.timeout(10):
+        while not path.exists():  # noqa: ASYNC110  (a file has no event)
+            await asyncio.sleep(0.005)
+    assert not rig.learning.save_due()
+    await rig.learning.aclose()
 
 
 def test_a_disjoint_pair_that_behaves_as_shared_is_reported_once(
