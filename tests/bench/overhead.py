@@ -57,7 +57,7 @@ TESTS = (
         "streamed request of one chunk, 16 connections",
         "requests",
         0.65,
-        {"mode": "stream", "conns": 16, "tokens": 1, "seconds": 4, "warm": 0.5},
+        {"mode": "stream", "conns": 16, "tokens": 1, "seconds": 8, "warm": 0.5},
     ),
     Test(
         "lock200",
