@@ -29,6 +29,8 @@ class InterferenceEstimate:
 
     def __init__(self, layout: Layout, given: Interference | None) -> None:
         self._prior = given.slowdown if given is not None else _PRIOR[layout]
+        # Whether a server was seen alone and beside another's work at loads that can be compared.
+        self.contrast_known = False
 
     def estimate(self, curves: list[tuple[Curve, Curve]]) -> Interference:
         """Return the slowdown by the (alone, beside) curves of all servers."""
@@ -41,9 +43,11 @@ class InterferenceEstimate:
                     weight += evidence
                     total += evidence * math.log(ratio)
                     noise = max(noise, alone.noise, beside.noise)
+        certain = self._certain(curves)
+        self.contrast_known = certain > 0 or weight > _PRIOR_WEIGHT
         mean = total / weight
         sigma = math.hypot(_PRIOR_SIGMA * _PRIOR_WEIGHT / weight, 2 * noise / math.sqrt(weight))
-        low = max(math.exp(mean - 1.96 * sigma), self._certain(curves))
+        low = max(math.exp(mean - 1.96 * sigma), certain)
         value = max(math.exp(mean), low)
         return Interference(value, low, max(value, math.exp(mean + 1.96 * sigma)))
 

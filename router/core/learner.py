@@ -4,8 +4,9 @@ A server that switches speculation by itself has two curves, one for each mode, 
 that it reports says which one holds at a load.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from router.core.calibration import (
     Calibration,
@@ -14,9 +15,11 @@ from router.core.calibration import (
     TpotPoint,
     TtftPoint,
 )
+from router.core.context import ContextTerm
 from router.core.interference import ALONE_MAX, BESIDE_MIN, SHARED_MIN, InterferenceEstimate
 from router.core.ledger import TtftSample
 from router.core.performance import Curve, Point
+from router.core.regret import Rate, Regret
 from router.core.traffic import Traffic
 from router.core.ttft import TtftLine
 from router.core.tuning import Tuning
@@ -24,6 +27,10 @@ from router.core.types import EngineReport, Estimate, Layout, Role, ServerSpec
 from router.core.windows import Window
 
 CROSSOVER_MAX = 1024
+# An engine's report holds for so long, and says something where so many in a row agree.
+_REPORT_AGE_S_MAX = 10.0
+_REPORTS_AGREE = 3
+_COUNT_MAX = 100_000
 # A calibration counts as so many windows at each of its points, at most.
 _GIVEN_WEIGHT_MAX = 10.0
 _SHOWN_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -34,12 +41,14 @@ class ServerModel:
     """One server's curves. `threshold` is its own, None if it does not switch by itself."""
 
     def __init__(self, server: ServerSpec, tuning: Tuning, given: ServerProfile | None) -> None:
+        self._tuning = tuning
         self.name = server.name
         self.role = server.role
         self.threshold: int | None = None
         self.last_seen_at: float | None = None
-        self.report: EngineReport | None = None
-        self.reported_at: float | None = None
+        self.context = ContextTerm()
+        self._reported_at: float | None = None
+        self._strangers: deque[int] = deque(maxlen=_REPORTS_AGREE)
         points: dict[str, list[Point]] = {"on": [], "off": []}
         for point in given.tpot if given else ():
             weight = min(point.windows, _GIVEN_WEIGHT_MAX)
@@ -47,7 +56,7 @@ class ServerModel:
         self.on = Curve(tuning, points["on"])
         self.off = Curve(tuning, points["off"])
         # Evidence on interference only: levels without and with another server's work beside.
-        self.alone = Curve(tuning, points["on"])
+        self.alone = Curve(tuning)
         self.beside = Curve(tuning)
         self.ttft = TtftLine()
         for ttft in given.ttft if given else ():
@@ -60,9 +69,9 @@ class ServerModel:
 
     def curve(self, sequences: float) -> Curve:
         """Return the curve that holds at a load; the other one if that is all there is."""
-        off = self.threshold is not None and sequences > self.threshold
-        first, second = (self.off, self.on) if off else (self.on, self.off)
-        return first if first.known or not second.known else second
+        curve = self._curve_for_mode(sequences)
+        other = self.on if curve is self.off else self.off
+        return other if other.known and not curve.known else curve
 
     def observe(self, window: Window, slowdown: float) -> None:
         """Learn from a window; `slowdown` is what another server's work beside it costs."""
@@ -70,16 +79,62 @@ class ServerModel:
         if not window.usable:
             return
         weight = min(1.0, window.busy_s)
-        at, sequences, seconds = window.at, window.sequences, window.seconds_per_token
-        if window.overlap <= ALONE_MAX:
-            self.alone.observe(at, sequences, seconds, weight)
-        elif window.overlap >= BESIDE_MIN:
-            self.beside.observe(at, sequences, seconds, weight)
+        at, seconds = window.at, window.seconds_per_token
+        sequences = window.sequences + self.bypassing(at)
+        self._compare(window, sequences, weight)
         correction = 1 + (slowdown - 1) * window.overlap
+        seconds /= correction
         # What had to be corrected says less.
         weight /= 1 + 4 * abs(correction - 1)
+        curve = self._curve_for_mode(sequences)
+        if curve.known:
+            off_s = seconds - curve.seconds(sequences)
+            seconds -= self.context.seconds(sequences, window.context_tokens)
+            self.context.observe(sequences, window.context_tokens, off_s, weight)
+        curve.observe(at, sequences, seconds, weight)
+
+    def _compare(self, window: Window, sequences: float, weight: float) -> None:
+        """Keep the evidence on interference. A server that has changed while nothing else did makes
+        the other half of it void.
+        """
+        changes = self.alone.changes, self.beside.changes
+        if window.overlap <= ALONE_MAX:
+            self.alone.observe(window.at, sequences, window.seconds_per_token, weight)
+        elif window.overlap >= BESIDE_MIN:
+            self.beside.observe(window.at, sequences, window.seconds_per_token, weight)
+        if self.alone.changes > changes[0]:
+            self.beside = Curve(self._tuning)
+        if self.beside.changes > changes[1]:
+            self.alone = Curve(self._tuning)
+
+    def reported(self, now: float, report: EngineReport, own_sequences: int) -> None:
+        """Take what the engine says of itself, as far as it can be true.
+
+        What it runs and queues beyond the router's own count is other clients' work. A report and
+        the own count are never of the very same moment, so the least of a few in a row counts.
+        """
+        counts = [n for n in (report.running, report.queued) if _is_count(n)]
+        if _is_count(report.running):
+            self._strangers.append(max(0, sum(counts) - own_sequences))
+            self._reported_at = now
+        switch = report.switch
+        active = switch is not None and switch.state == "active" and _is_count(switch.threshold)
+        self.threshold = switch.threshold if switch is not None and active else None
+
+    def bypassing(self, now: float) -> int:
+        """Return the sequences that other clients have in flight, 0 where none is known."""
+        if self._reported_at is None or now - self._reported_at > _REPORT_AGE_S_MAX:
+            return 0
+        return min(self._strangers) if len(self._strangers) == _REPORTS_AGREE else 0
+
+    def _curve_for_mode(self, sequences: float) -> Curve:
         off = self.threshold is not None and sequences > self.threshold
-        (self.off if off else self.on).observe(at, sequences, seconds / correction, weight)
+        return self.off if off else self.on
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Whether it can be a number of sequences: what an engine sends is not trusted to be one."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MAX
 
 
 class Learner:
@@ -97,6 +152,7 @@ class Learner:
         self.declared = layout
         self.model = None if calibration is None else calibration.model
         self.traffic = Traffic()
+        self.regret = Regret()
         given = None if calibration is None else calibration.interference
         self._estimate = InterferenceEstimate(layout, given)
         self._interference = self._estimate.estimate([])
@@ -123,15 +179,13 @@ class Learner:
         """Whether it started from a calibration."""
         return self._calibrated
 
-    def engine_reported(self, name: str, now: float, report: EngineReport) -> None:
-        """Take what an engine says of itself."""
+    def engine_reported(
+        self, name: str, now: float, report: EngineReport, own_sequences: int
+    ) -> None:
+        """Take what an engine says of itself, and how many sequences the router has there."""
         server = self.servers.get(name)
-        if server is None:
-            return
-        server.report, server.reported_at = report, now
-        switch = report.switch
-        active = switch is not None and switch.state == "active"
-        server.threshold = switch.threshold if switch is not None and active else None
+        if server is not None:
+            server.reported(now, report, own_sequences)
 
     def forget(self, name: str) -> None:
         """Drop what is known of a server: it is not the one that it was."""
@@ -168,12 +222,38 @@ class Learner:
     def passed(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
         """Take what went on, on all servers together, since the last call."""
         self.traffic.passed(elapsed_s, tokens, sequence_s)
+        self._account(elapsed_s, tokens, sequence_s)
         pairs = [(server.alone, server.beside) for server in self.servers.values()]
         self._interference = self._estimate.estimate(pairs)
+
+    def _account(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
+        rates = [self._rate(role) for role in Role]
+        spec, base = rates
+        if elapsed_s > 0 and spec is not None and base is not None:
+            slowdown = self._interference.slowdown
+            self.regret.add(elapsed_s, sequence_s / elapsed_s, tokens, spec, base, slowdown)
+
+    def _rate(self, role: Role) -> Rate | None:
+        """Return a role's token rate by its sequences, spread evenly; None if it is unknown."""
+        servers = [s for s in self.servers.values() if s.role is role]
+        if not servers or not all(server.known for server in servers):
+            return None
+
+        def rate(sequences: float) -> float:
+            each = max(sequences / len(servers), 1.0)
+            part = min(1.0, sequences / len(servers))
+            return sum(part * each / server.curve(each).seconds(each) for server in servers)
+
+        return rate
 
     def interference(self) -> Interference:
         """Return how much slower a server is while another works too."""
         return self._interference
+
+    @property
+    def contrast_known(self) -> bool:
+        """Whether a server was seen alone and beside another's work, at comparable loads."""
+        return self._estimate.contrast_known
 
     @property
     def layout(self) -> Layout:
@@ -220,6 +300,7 @@ class Learner:
                 "low": interference.low,
                 "high": interference.high,
             },
+            "regret": self.regret.shares(),
             "servers": {name: _server_json(server) for name, server in self.servers.items()},
         }
 

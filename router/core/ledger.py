@@ -92,7 +92,12 @@ class _Count:
 
     def load(self) -> ServerLoad:
         return ServerLoad(
-            self.name, self.role, self.prefill_sequences, self.decode_sequences, self.prefill_tokens
+            self.name,
+            self.role,
+            self.prefill_sequences,
+            self.decode_sequences,
+            self.prefill_tokens,
+            self.context_tokens,
         )
 
     def advance(self, now: float) -> None:

@@ -24,8 +24,8 @@ _SIGMAS_PER_MEAN = 1.25
 # A forecast with less behind it cannot be contradicted.
 _FORECAST_WEIGHT_MIN = 0.25
 # A change shows in at least so much evidence, and leaves what was known before this much weight.
-_CHANGE_WEIGHT_MIN = 0.5
-_CHANGE_SIGMAS = 4.0
+_CHANGE_WEIGHT_MIN = 0.75
+_CHANGE_SIGMAS = 3.0
 _CHANGED_WEIGHT = 2.0
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3

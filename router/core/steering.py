@@ -105,7 +105,8 @@ class Steering:
     def engine_reported(self, name: str, now: float, report: EngineReport) -> None:
         """Take what an engine says of itself: its own counts, and its switch if it has one."""
         if self.learner is not None:
-            self.learner.engine_reported(name, now, report)
+            own = self._ledger.load(name).sequences
+            self.learner.engine_reported(name, now, report, own)
 
     def _able(self, loads: Sequence[ServerLoad], exclude: Collection[str]) -> list[ServerLoad]:
         for state in (HealthState.UP, HealthState.UNRESPONSIVE):

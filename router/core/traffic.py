@@ -15,6 +15,7 @@ class Traffic:
         self._sequence_s = 0.0
         self._square_s = 0.0
         self._arrivals = 0.0
+        self._prompt_tokens = 0.0
 
     def passed(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
         """Take what went on, on all servers, in the time since the last call."""
@@ -26,10 +27,12 @@ class Traffic:
         self._sequence_s = self._sequence_s * kept + sequence_s
         self._square_s = self._square_s * kept + sequence_s * sequence_s / elapsed_s
         self._arrivals *= kept
+        self._prompt_tokens *= kept
 
-    def arrived(self, sequences: int) -> None:
+    def arrived(self, sequences: int, prompt_tokens: int) -> None:
         """Take an arrival."""
         self._arrivals += sequences
+        self._prompt_tokens += prompt_tokens
 
     @property
     def observed_s(self) -> float:
@@ -63,3 +66,8 @@ class Traffic:
     def tokens_per_sequence(self) -> float:
         """Mean output tokens of a sequence; 0 where none arrived."""
         return self._tokens / self._arrivals if self._arrivals > 0 else 0.0
+
+    @property
+    def prompt_per_sequence(self) -> float:
+        """Mean prompt tokens of a sequence; 0 where none arrived."""
+        return self._prompt_tokens / self._arrivals if self._arrivals > 0 else 0.0

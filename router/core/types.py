@@ -95,13 +95,18 @@ class RequestShape:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """One server's load by the router's own count, at the moment of a decision."""
+    """One server's load by the router's own count, at the moment of a decision.
+
+    `context_tokens` are the prompt tokens of all sequences in flight, `prefill_tokens` those of
+    them that wait for their first token.
+    """
 
     name: str
     role: Role
     prefill_sequences: int = 0
     decode_sequences: int = 0
     prefill_tokens: int = 0
+    context_tokens: int = 0
 
     @property
     def sequences(self) -> int:

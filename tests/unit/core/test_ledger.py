@@ -14,11 +14,11 @@ def ledger() -> Ledger:
 
 def test_a_lease_is_prefill_then_decode_then_gone(ledger: Ledger) -> None:
     lease = ledger.acquire("eagle", _SHAPE, 1.0)
-    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 2, 0, 500)
+    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 2, 0, 500, 500)
     assert (lease.phase, lease.first_token_at, lease.outcome) == (Phase.PREFILL, None, None)
 
     lease.first_token(3.0)
-    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 0, 2, 0)
+    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 0, 2, 0, 500)
     assert (lease.phase, lease.first_token_at) == (Phase.DECODE, 3.0)
 
     assert lease.release(Outcome.OK, 9.0)
@@ -41,7 +41,7 @@ def test_late_and_repeated_calls_change_nothing(ledger: Ledger) -> None:
     assert not lease.release(Outcome.OK, 4.0)
     lease.first_token(5.0)
     assert (lease.outcome, lease.released_at) == (Outcome.TIMEOUT, 3.0)
-    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 2, 0, 500)
+    assert ledger.load("eagle") == ServerLoad("eagle", Role.SPEC, 2, 0, 500, 500)
     other.release(Outcome.OK, 6.0)
     other.first_token(7.0)
     assert (other.phase, other.first_token_at) == (Phase.PREFILL, None)

@@ -1,0 +1,54 @@
+"""What the length of contexts adds to the time per token, where it shows.
+
+A decode step reads the keys and values of all tokens in flight. So of two windows with as many
+sequences the one with the longer prompts is the slower. The term is
+
+    k * (prompt tokens in flight - n * mean prompt of the traffic)
+
+with k from least squares over the windows of the last minutes, and no term while k is not clearly
+above zero. As a difference to the traffic's mean it is zero where prompts are all alike: there the
+curve itself holds their cost.
+"""
+
+import math
+
+_MEMORY_WINDOWS = 300.0
+_SIGMAS = 4.0
+_MEAN_MEMORY = 60.0
+
+
+class ContextTerm:
+    """Seconds per token that each prompt token in flight adds, for one server."""
+
+    def __init__(self) -> None:
+        self._mean_tokens: float | None = None
+        self._xx = self._xy = self._yy = self._weight = 0.0
+
+    @property
+    def token_s(self) -> float:
+        """The term k in seconds; 0 while the windows do not support one."""
+        if self._weight < 2 or self._xx <= 0:
+            return 0.0
+        k = self._xy / self._xx
+        left = max(self._yy - k * self._xy, 1e-30)
+        doubt = math.sqrt(left / (self._weight - 1) / self._xx)
+        return k if k > _SIGMAS * doubt else 0.0
+
+    def seconds(self, sequences: float, context_tokens: float) -> float:
+        """Return what prompts of so many tokens together add to the time per token."""
+        if self._mean_tokens is None:
+            return 0.0
+        return self.token_s * (context_tokens - sequences * self._mean_tokens)
+
+    def observe(self, sequences: float, context_tokens: float, off_s: float, weight: float) -> None:
+        """Take a window: its prompt tokens in flight, and by how much it missed the curve."""
+        mean = context_tokens / sequences
+        if self._mean_tokens is None:
+            self._mean_tokens = mean
+        x = context_tokens - sequences * self._mean_tokens
+        kept = math.exp(-weight / _MEMORY_WINDOWS)
+        self._xx = self._xx * kept + weight * x * x
+        self._xy = self._xy * kept + weight * x * off_s
+        self._yy = self._yy * kept + weight * off_s * off_s
+        self._weight = self._weight * kept + weight
+        self._mean_tokens += weight / _MEAN_MEMORY * (mean - self._mean_tokens)
