@@ -105,17 +105,19 @@ def stopped_by_signals() -> Iterator[asyncio.Event]:
 
 def at_least_one(text: str) -> int:
     """Read a whole number of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
 
 
 def positive(text: str) -> float:
     """Read a finite number above 0."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not {text!r}")
     return value
 
 

@@ -53,7 +53,7 @@ def test_a_sweep_finds_the_crossover_and_leaves_all_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = {name: tmp_path / name for name in ("sweep.json", "sweep.md", "rows", "plots")}
-    words = ["--rounds", "2", "--api-key", "sk-1", "--step", "1/10,8/10"]
+    words = ["--rounds", "1", "--api-key", "sk-1", "--step", "1/10,8/10"]
     words += ["--json", str(out["sweep.json"]), "--markdown", str(out["sweep.md"])]
     with engines() as urls:
         assert sweep(urls, *words, "--rows", str(out["rows"]), "--plots", str(out["plots"])) == 0
@@ -62,10 +62,10 @@ def test_a_sweep_finds_the_crossover_and_leaves_all_its_files(
     assert list(found["runs"]) == ["spec@1", "spec@16", "base@1", "base@16"]
     for run in found["runs"].values():
         assert run["errors"] == 0
-        assert len(run["rounds"]) == 2
+        assert len(run["rounds"]) == 1
         assert run["spread"]["tok_s"][0] <= run["tok_s"] <= run["spread"]["tok_s"][1]
     assert found["crossover"]["between"] == [1, 16]
-    assert len(found["drift"]["tok_s"]) == 3
+    assert len(found["drift"]["tok_s"]) == 2
     assert len(found["step"]["timeline"]["at_s"]) == 120
     assert found["provenance"]["clock"] == CLOCK
     assert found["provenance"]["servers"]["spec"]["simulation"]["engine"] == "line"
@@ -74,7 +74,7 @@ def test_a_sweep_finds_the_crossover_and_leaves_all_its_files(
     assert "Simulated servers" in report
     assert found["crossover"]["sentence"] in report
     assert report == capsys.readouterr().out
-    lines = (out["rows"] / "spec-16-round-2.jsonl").read_text().splitlines()
+    lines = (out["rows"] / "spec-16-round-1.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     assert {row["status"] for row in rows} == {200}
     assert sorted(path.name for path in out["plots"].iterdir()) == [
@@ -192,11 +192,13 @@ def test_what_cannot_be_swept_is_one_message(
     ("words", "message"),
     [
         (["--concurrency", "4,2"], "levels must rise"),
-        (["--concurrency", "0"], "must be at least 1"),
+        (["--concurrency", "0"], "must be a whole number of at least 1, not '0'"),
+        (["--concurrency", "1,x"], "must be a whole number of at least 1, not 'x'"),
         (["--step", "1,64"], "needs its seconds"),
         (["--step", "1/10,64"], "needs its seconds"),
         (["--target", "spec"], "a target is NAME=URL"),
-        (["--seconds", "nan"], "must be above 0"),
+        (["--seconds", "nan"], "must be a number above 0"),
+        (["--seconds", "x"], "must be a number above 0"),
     ],
 )
 def test_options_that_cannot_be_read_say_what_is_allowed(
@@ -206,6 +208,14 @@ def test_options_that_cannot_be_read_say_what_is_allowed(
         sweep({"spec": "http://127.0.0.1:1"}, *words)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["sweep", "calibrate", "compare"])
+def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    assert caught.value.code == 0
+    assert f"crossover-loadtest {command}" in capsys.readouterr().out
 
 
 def test_a_calibration_that_cannot_be_is_one_message(
