@@ -7,6 +7,7 @@ requests of a closed loop start, prefill and end together, which no real traffic
 import argparse
 import asyncio
 import math
+import random
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,19 @@ from loadtest.target import Target
 from loadtest.workload import Api, Drawn, Uniform, Workload
 
 LEVEL_MAX = 10_000
+VISITS_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _OfRound:
+    """Lengths that depend on the round alone, not on the workload's seed."""
+
+    lengths: Drawn
+    seed: str
+
+    def draw(self, index: int, rng: random.Random) -> tuple[int, int]:  # noqa: ARG002
+        """Draw both lengths of request number `index`."""
+        return self.lengths.draw(index, random.Random(f"{self.seed}/{index}"))  # noqa: S311 - load
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +54,15 @@ class Bench:
     processes: int
     clock: float | None
 
-    def workload(self, round_: int = 0) -> Workload:
-        """Return the requests of a round: the same for every target, others in every round."""
+    def workload(self, round_: int, visit: int) -> Workload:
+        """Return a visit's requests: lengths as in every visit of the round, words of its own.
+
+        Words that a server has seen would be in its prefix cache, be it by way of the router.
+        """
         low, high = max(self.output_tokens // 2, 1), self.output_tokens + self.output_tokens // 2
-        lengths = Drawn(Uniform(self.prompt_tokens, self.prompt_tokens), Uniform(low, high))
-        return Workload(self.model, lengths, self.seed * 1000 + round_, self.ignore_eos)
+        drawn = Drawn(Uniform(self.prompt_tokens, self.prompt_tokens), Uniform(low, high))
+        lengths = _OfRound(drawn, f"{self.seed}/{round_}")
+        return Workload(self.model, lengths, self.seed * VISITS_MAX + visit, self.ignore_eos)
 
     def target(self, url: str) -> Target:
         """Return the target at a base URL; ValueError if it is none."""

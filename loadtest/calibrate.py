@@ -83,7 +83,7 @@ class Calibrating:
         # A word may be more than one token, and a template adds some.
         lengths = [n for n in PROBE_TOKENS if n <= room * 0.6] or [1]
         load = replace(
-            self.options.bench.workload(1),
+            self.options.bench.workload(0, 0),
             lengths=Recorded(tuple((n, _PROBE_OUTPUT_TOKENS) for n in lengths)),
         )
         ramp = Ramp(((0.0, 1.0), (self.options.plan.singles_s / self.clock, 1.0)))
@@ -93,7 +93,7 @@ class Calibrating:
     async def _stairs(self, role: Role) -> None:
         made = self.options.plan
         ramp, holds = staircase(made.levels, made.holds_s, self.clock)
-        result = await self._load(role, ramp, self.options.bench.workload(0))
+        result = await self._load(role, ramp, self.options.bench.workload(0, 1))
         self.levels[role] = level_figures(result.rows, holds, result.duration_s, self.clock)
 
     async def _both(self) -> None:
@@ -101,7 +101,7 @@ class Calibrating:
         ramp, holds = staircase((made.together_level,), (made.together_s,), self.clock)
         found = await asyncio.gather(
             *(
-                self._load(role, ramp, self.options.bench.workload(2 + place), shown=place == 0)
+                self._load(role, ramp, self.options.bench.workload(0, 2), shown=place == 0)
                 for place, role in enumerate(self.options.urls)
             )
         )

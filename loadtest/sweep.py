@@ -81,7 +81,7 @@ class Sweep:
         level = float(visit.concurrency)
         ramp = Ramp(((0.0, 1.0), (warm_s * RAMP_SHARE, level), (total_s, level)))
         began_s = self._done_s
-        result = await self._load(visit.target, ramp, visit.round or 0)
+        result = await self._load(visit.target, ramp, visit.round or 0, at)
         if self.stop.is_set():
             return  # a stretch cut short is no measurement
         # Figures only: the rows of a long sweep would fill the memory.
@@ -94,17 +94,17 @@ class Sweep:
     async def _step(self, step: Shape) -> None:
         target = list(self.options.targets)[-1]
         points = tuple((at_s / self.clock, level) for at_s, level in step.ramp.points)
-        result = await self._load(target, Ramp(points), 0)
+        result = await self._load(target, Ramp(points), 0, bench.VISITS_MAX - 1)
         self.step_run = StepRun(target, Ramp(points), result, self.clock)
         self._keep_rows(f"{target}-step.jsonl", result)
 
-    async def _load(self, target: str, ramp: Ramp, round_: int) -> RunResult:
+    async def _load(self, target: str, ramp: Ramp, round_: int, visit: int) -> RunResult:
         options = self.options
         before_s, before_failed = self._done_s, self._failed
         result = await options.bench.measure(
             options.targets[target],
             ramp,
-            options.bench.workload(round_),
+            options.bench.workload(round_, visit),
             self.stop,
             lambda at: self.show(
                 replace(at, elapsed_s=before_s + at.elapsed_s, errors=before_failed + at.errors)
