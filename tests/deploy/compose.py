@@ -66,7 +66,7 @@ class Node:
 
     def wait_healthy(self, name: str) -> None:
         """Run the service's own health check until it passes."""
-        check = [self._here(part) for part in self._services[name]["healthcheck"]["test"][1:]]
+        check = [self.here(part) for part in self._services[name]["healthcheck"]["test"][1:]]
         deadline = time.monotonic() + DEADLINE_S
         while True:
             ran = subprocess.run(
@@ -94,24 +94,13 @@ class Node:
     def _process(self, name: str) -> Iterator[None]:
         service = self._services[name]
         entry = service.get("entrypoint", ["crossover"])
-        words = [self._mounted(service, self._here(word)) for word in (*entry, *service["command"])]
-        own = {key: self._here(value) for key, value in service.get("environment", {}).items()}
-        with (self._scratch / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                _command(words),
-                env={"PATH": os.environ["PATH"], "HOME": str(self._scratch), **own},
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        try:
+        words = [self._mounted(service, self.here(word)) for word in (*entry, *service["command"])]
+        own = {key: self.here(value) for key, value in service.get("environment", {}).items()}
+        with running(words, self._scratch / f"{name}.log", own):
             yield
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(DEADLINE_S)
 
-    def _here(self, text: str) -> str:
-        """Put this machine's free ports in place of the containers'."""
+    def here(self, text: str) -> str:
+        """Return a text of the file with this machine's free ports in place of the containers'."""
         for container, local in self._ports.items():
             text = re.sub(rf"\b{container}\b", local, text)
         return re.sub(r"//(spec|base|router):", "//127.0.0.1:", text)
@@ -121,9 +110,29 @@ class Node:
             source, target, *_ = mount.split(":")
             if word == target:
                 copy = self._scratch / Path(source).name
-                copy.write_text(self._here((ROOT / source).read_text()))
+                copy.write_text(self.here((ROOT / source).read_text()))
                 return str(copy)
         return word
+
+
+@contextmanager
+def running(
+    words: list[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A process in a group of its own, ended at the end."""
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            _command(words),
+            env={"PATH": os.environ["PATH"], "HOME": str(log.parent), **(environment or {})},
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(DEADLINE_S)
 
 
 def _command(words: list[str]) -> list[str]:
