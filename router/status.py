@@ -20,6 +20,7 @@ EXIT_FAILED = 1
 DEFAULT_URL = "http://127.0.0.1:30000"
 TIMEOUT_S = 5.0
 
+_ORACLES = {"o1": "better role alone", "o2": "best fixed rule", "o3": "best split"}
 _LETTERS = {"spec": "s", "base": "b"}
 _COLOURS = {"s": "\x1b[36m", "b": "\x1b[33m"}
 _PLAIN = "\x1b[0m"
@@ -112,6 +113,7 @@ def _lines(
         lines += [f"{'':10}sequences in flight; s spec, b base, * both, capitals: now", ""]
     else:
         lines += ["nothing is measured yet: no curves", ""]
+    lines.append(_regret(model["regret"]))
     reasons = Counter(each["reason"] for each in decisions["decisions"])
     counts = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
     lines.append(f"latest {sum(reasons.values())} decisions: {counts or 'none'}")
@@ -127,6 +129,12 @@ def _crossover(load: int | None) -> str:
     if load >= CROSSOVER_MAX:
         return f"crossover: spec is faster at every load up to {CROSSOVER_MAX}"
     return f"crossover: base alone is faster than spec from {load} sequences on"
+
+
+def _regret(shares: Mapping[str, float | None]) -> str:
+    known = [(_ORACLES[name], share) for name, share in shares.items() if share is not None]
+    texts = ", ".join(f"{oracle} {share:+.1%}" for oracle, share in known)
+    return f"tokens missed, of the {texts or 'not known yet'}"
 
 
 def _table(servers: Sequence[Mapping[str, Any]], models: Mapping[str, Any]) -> list[str]:

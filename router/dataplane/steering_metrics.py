@@ -6,7 +6,7 @@ All are read at a scrape from where the truth is. A value that is not known has 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from router.core.learner import Learner
@@ -33,6 +33,7 @@ def steering_families(
 ) -> Iterator[Metric]:
     """Return every family, for a scrape. `labels` are name and role of each server."""
     yield from _model_families(sources, labels)
+    yield from _regret_families(sources.learner)
     yield from _engine_families(sources, labels, now)
 
 
@@ -78,6 +79,31 @@ def _model_families(
 def _rates(sequences: int, per_token: Estimate) -> tuple[float, float, float]:
     """Tokens a second: the estimate, then the lower and the higher bound."""
     return sequences / per_token.value, sequences / per_token.high, sequences / per_token.low
+
+
+def _regret_families(learner: Learner) -> Iterator[Metric]:
+    served = CounterMetricFamily(
+        "router_served_tokens", "Output tokens of all servers, those of streams under way included"
+    )
+    served.add_metric((), learner.regret.tokens)
+    yield served
+    oracles = CounterMetricFamily(
+        "router_oracle_tokens",
+        "Output tokens that an oracle would have made of the same sequences, by the learnt curves",
+        labels=("oracle",),
+    )
+    for oracle, tokens in learner.regret.oracle_tokens().items():
+        oracles.add_metric((oracle,), tokens)
+    yield oracles
+    regret = GaugeMetricFamily(
+        "router_regret_ratio",
+        "Share of an oracle's tokens that was missed since the start; negative: better than it",
+        labels=("oracle",),
+    )
+    for oracle, share in learner.regret.shares().items():
+        if share is not None:
+            regret.add_metric((oracle,), share)
+    yield regret
 
 
 def _engine_families(

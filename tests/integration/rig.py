@@ -17,7 +17,9 @@ import httpx
 import pytest
 import uvicorn
 
+from router.core.calibration import Calibration
 from router.core.health import ServerHealth
+from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
 from router.core.steering import Steering
@@ -334,6 +336,7 @@ async def running(
     *,
     engines: dict[str, Engine] | None = None,
     policy: str = "spec-only",
+    calibration: Calibration | None = None,
     timeouts: Timeouts | None = None,
     body_bytes: int = 1 << 20,
     admin_key: str | None = ADMIN_KEY,
@@ -348,9 +351,14 @@ async def running(
     health = {name: ServerHealth() for name in engines}
     for state in health.values():
         state.probe_ok(monotonic())
-    steering = Steering(
-        servers, make_policy(policy, threshold=8, threshold_down=None, dwell_s=0.0), ledger, health
+    made = make_policy(
+        policy,
+        threshold=8,
+        threshold_down=None,
+        dwell_s=0.0,
+        learner=Learner(servers, calibration=calibration),
     )
+    steering = Steering(servers, made, ledger, health)
     pools = {
         server.name: Pool(
             server.url,

@@ -13,8 +13,10 @@ import pytest
 
 from loadtest.children import free_port
 from loadtest.engines import ENGINES
-from loadtest.sim_server import EngineSpec, SimServer
-from tests.integration.rig import Call, Engine
+from loadtest.sim_server import EngineSpec, SimOptions, SimServer
+from router.core.calibration import Calibration
+from router.core.types import Layout
+from tests.integration.rig import Call, Engine, running
 from tests.integration.test_control import Router, client_of, ready, router
 
 pytestmark = pytest.mark.anyio
@@ -24,9 +26,9 @@ MODELS = {"spec": "h200-tree-v1", "base": "h200-plain"}
 
 
 @asynccontextmanager
-async def engines() -> AsyncIterator[SimServer]:
+async def engines(layout: Layout = Layout.DISJOINT) -> AsyncIterator[SimServer]:
     specs = [EngineSpec(name, ENGINES[model], free_port()) for name, model in MODELS.items()]
-    async with SimServer(specs) as server:
+    async with SimServer(specs, SimOptions(layout=layout)) as server:
         yield server
 
 
@@ -237,3 +239,60 @@ async def test_the_switch_of_a_patched_server_is_shown_and_nonsense_is_not() -> 
         assert (await told(client, "model"))["servers"]["spec"]["threshold"] is None
     await engine.stop()
     assert engine.errors == []
+
+
+async def test_a_conversation_stays_with_its_server_where_that_costs_little() -> None:
+    points = [{"sequences": n, "s": 0.005 + n / 20_000, "windows": 20} for n in (1, 2, 4, 8)]
+    servers = [{"role": role, "tpot": points} for role in MODELS]
+    calibration = Calibration.from_json({"schema": 1, "servers": servers}, "test")
+    held, release = asyncio.Event(), asyncio.Event()
+
+    async def hold(call: Call) -> None:
+        if "hold" in call.target:
+            held.set()
+            await release.wait()
+        await call.reply(b"{}")
+
+    engines = {name: Engine(hold) for name in MODELS}
+    async with running(engines=engines, policy="marginal", calibration=calibration) as rig:
+
+        async def ask(session: str, query: str = "") -> tuple[str, str]:
+            headers = {"x-crossover-session": session}
+            json = {"prompt": "hi", "max_tokens": 8}
+            answer = await rig.http.post(f"/v1/completions{query}", json=json, headers=headers)
+            return answer.headers["x-crossover-server"], answer.headers["x-crossover-reason"]
+
+        home, _ = await ask("s-1")
+        # Its home is the busy one now, and another server idle.
+        holding = asyncio.create_task(ask("s-1", "?hold"))
+        await asyncio.wait_for(held.wait(), DEADLINE_S)
+        assert await ask("s-1") == (home, "affinity")
+        other, reason = await ask("s-2")
+        assert (other != home, reason) == (True, "marginal")
+        release.set()
+        assert (await holding)[0] == home
+
+
+async def test_a_pair_declared_disjoint_that_shares_its_gpus_is_reported() -> None:
+    async with (
+        engines(Layout.SHARED) as server,
+        router(*urls_of(server)) as made,
+        client_of(made) as client,
+    ):
+        await ready(client, "spec", "base")
+        over = asyncio.Event()
+
+        async def load() -> None:
+            while not over.is_set():
+                await stream(client, tokens=150)
+
+        loads = [asyncio.create_task(load()) for _ in range(6)]
+        async with asyncio.timeout(2 * DEADLINE_S):
+            while (await told(client, "state"))["layout_warning"] is None:
+                await stream(client, tokens=20)
+        over.set()
+        await asyncio.gather(*loads)
+        warning = (await told(client, "state"))["layout_warning"]
+        assert "layout is disjoint" in warning
+        assert made.logged(logger="crossover.learning", message=warning)
+        assert "router_layout_suspect 1.0" in (await client.get("/metrics")).text

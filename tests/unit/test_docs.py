@@ -56,6 +56,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     known = [{"role": role, "tpot": [{"sequences": 4, "s": 0.01}]} for role in Role]
     calibration = Calibration.from_json({"schema": 1, "servers": known}, "test")
     learner = Learner([server, ServerSpec("b", Role.BASE, "http://h:2")], calibration=calibration)
+    learner.regret.add(1.0, 1.0, 10.0, lambda _: 20.0, lambda _: 20.0)
     switch = SwitchReport("active", "on", off_share=0.5)
     report = Told(EngineReport(running=1, queued=1, switch=switch), 0.5, 0.0)
     sources = Sources(

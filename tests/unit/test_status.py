@@ -42,6 +42,7 @@ TOLD: dict[str, Any] = {
     },
     "model": {
         "crossover": 9,
+        "regret": {"o1": -0.1, "o2": 0.004, "o3": 0.02},
         "servers": {"fast": curve(0.004, 0.0008), "wide": curve(0.008, 0.0001)},
     },
     "decisions": {"decisions": [{"reason": "marginal"}] * 3 + [{"reason": "explore"}]},
@@ -55,6 +56,8 @@ def test_a_screen_has_the_policy_the_servers_the_crossover_and_the_reasons() -> 
     assert "crossover: base alone is faster than spec from 9 sequences on" in lines
     assert "fast spec up 4 6+1, KV 25% 556 20 active, off, off 31%" in lines
     assert "latest 4 decisions: marginal 3, explore 1" in lines
+    missed = "better role alone -10.0%, best fixed rule +0.4%, best split +2.0%"
+    assert f"tokens missed, of the {missed}" in lines
     assert lines[-2:] == ["warning: dtype differs", "warning: they seem to share GPUs"]
     assert max(map(len, text.splitlines())) <= 100
 
@@ -63,6 +66,7 @@ def test_a_screen_of_a_router_that_knows_nothing() -> None:
     told = deepcopy(TOLD)
     told["model"] = {
         "crossover": None,
+        "regret": {"o1": None, "o2": None, "o3": None},
         "servers": {name: {"windows": 0, "tpot": []} for name in ("fast", "wide")},
     }
     for each in told["state"]["servers"]:

@@ -224,3 +224,12 @@ def test_a_pair_that_behaves_as_shared_is_shown() -> None:
     assert rig.value("router_layout_suspect") == 0
     rig.suspects = True
     assert rig.value("router_layout_suspect") == 1
+
+
+def test_regret_is_shown_by_oracle() -> None:
+    rig = Rig()
+    assert rig.value("router_regret_ratio", oracle="o1") is None
+    rig.learner.regret.add(10.0, 1.0, 150.0, lambda _: 20.0, lambda _: 10.0)
+    assert rig.value("router_served_tokens_total") == 150
+    assert rig.value("router_oracle_tokens_total", oracle="o1") == 200
+    assert rig.value("router_regret_ratio", oracle="o1") == 0.25
