@@ -94,7 +94,8 @@ class Calibrating:
         made = self.options.plan
         ramp, holds = staircase(made.levels, made.holds_s, self.clock)
         result = await self._load(role, ramp, self.options.bench.workload(0, 1))
-        self.levels[role] = level_figures(result.rows, holds, result.duration_s, self.clock)
+        if result.gave_up is None:  # else its rates would be wrong
+            self.levels[role] = level_figures(result.rows, holds, result.duration_s, self.clock)
 
     async def _both(self) -> None:
         made = self.options.plan
@@ -105,6 +106,8 @@ class Calibrating:
                 for place, role in enumerate(self.options.urls)
             )
         )
+        if any(result.gave_up is not None for result in found):
+            return
         for role, result in zip(self.options.urls, found, strict=True):
             for figures in level_figures(result.rows, holds, result.duration_s, self.clock):
                 self.together[role] = figures
@@ -124,6 +127,8 @@ class Calibrating:
             self.stop,
             lambda at: self.show(replace(at, elapsed_s=before_s + at.elapsed_s)) if shown else None,
         )
+        if result.gave_up is not None:
+            self.problems.append(f"{role}: {result.gave_up}")
         failed = [row for row in result.rows if row.ending is not None and row.ending.is_error]
         if failed:
             self.problems.append(f"{role}: {len(failed)} requests failed: {failed[0].error}")

@@ -102,9 +102,9 @@ def visit_figures(one: Measured) -> dict[str, Any]:
     end_s = min(one.end_s, result.duration_s)
     start_s = min(one.start_s, end_s)
     found: dict[str, Any] = {}
-    if end_s > start_s:
+    if end_s > start_s and result.gave_up is None:
         found |= figures(result.rows, start_s, end_s, clock)
-    else:  # it gave up while warming up: nothing was measured, and the failures count
+    else:  # it gave up, or lost a client process: its failures count, its rate would be wrong
         summed = summarise(result.rows, result.duration_s, clock)
         found |= summed | {"tok_s": None, "request_tok_s": None}
     return found | {
@@ -193,6 +193,9 @@ def _warnings(setting: Setting, runs: Mapping[str, Mapping[str, Any]], drift: Dr
             f"{len(doubtful)} of {visits} visits are doubtful ({names}); for one, {doubtful[0][1]}"
         )
     for name, run in runs.items():
+        gave_up = [one["gave_up"] for one in run["rounds"] if one["gave_up"] is not None]
+        if gave_up:
+            found.append(f"{name}: {len(gave_up)} visits gave no rate: {gave_up[0]}")
         if run["errors"]:
             kinds = ", ".join(f"{count} {kind}" for kind, count in run["error_kinds"].items())
             example = f": {run['error_examples'][0]}" if run["error_examples"] else ""

@@ -3,6 +3,7 @@
 import functools
 import json
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,6 +125,16 @@ def test_a_visit_that_gave_up_counts_its_failures_and_no_rate() -> None:
     assert (made["runs"]["spec@1"]["tok_s"], made["runs"]["spec@1"]["errors"]) == (None, 1)
     assert "1 requests failed (1 connect): refused" in markdown(made)
     json.dumps(made)
+
+
+def test_a_visit_that_lost_a_client_process_gives_no_rate_and_says_so() -> None:
+    lost = result_of(rows_of(ENGINES["spec"], 4, 0))
+    lost = replace(lost, gave_up="1 of 2 client processes ended early")
+    one = Measured(Visit("spec", 4, 0), lost, WARM_S, TOTAL_S, 0.0, CLOCK)
+    setting = Setting("m", ("spec",), (4,), 1, 40.0, 8.0, 64, 128)
+    made = document(setting, [(one.visit, visit_figures(one))], None, PROVENANCE)
+    assert made["runs"]["spec@4"]["tok_s"] is None
+    assert any("ended early" in text for text in made["warnings"])
 
 
 def test_the_report_is_a_table_with_spreads_that_is_marked_as_simulated() -> None:
