@@ -5,10 +5,11 @@ then its result back. It ends when the pipe does, so that none outlives the prog
 """
 
 import asyncio
+import os
 import signal
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -40,6 +41,16 @@ class _Stop:
     """End now and send the result."""
 
 
+def _watch(pipe: Connection, heard: Callable[[], None]) -> None:
+    """Call `heard` whenever a message begins to arrive.
+
+    uvloop makes what it watches non-blocking, where a message larger than the pipe's buffer would
+    fail half-way; messages are sent and received whole.
+    """
+    asyncio.get_running_loop().add_reader(pipe.fileno(), heard)
+    os.set_blocking(pipe.fileno(), True)
+
+
 class _Member:
     """One client process, seen from the program."""
 
@@ -53,7 +64,7 @@ class _Member:
         self.warm: asyncio.Future[None] = loop.create_future()
         self.result: asyncio.Future[RunResult | None] = loop.create_future()
         self.progress: Progress | None = None
-        loop.add_reader(self._pipe.fileno(), self._read)
+        _watch(self._pipe, self._read)
 
     def tell(self, message: _Begin | _Stop) -> None:
         """Send a message; nothing if the process has ended."""
@@ -203,7 +214,7 @@ async def _serve(pipe: Connection, load: Load) -> None:
         if not begin.done():
             begin.set_result(message.at if isinstance(message, _Begin) else None)
 
-    loop.add_reader(pipe.fileno(), hear)
+    _watch(pipe, hear)
     telling = asyncio.create_task(_tell(pipe, session))
     try:
         await session.warm()
