@@ -5,7 +5,7 @@ ENGINE := .venv-engine
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-engine check fix bench-overhead clean
+.PHONY: help demo test test-deploy test-engine check fix bench-overhead clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,10 +27,16 @@ demo: $(VENV)/ok  ## Two simulated H200 servers, the router, a load that rises a
 
 test: $(VENV)/ok  ## Unit, property, contract and integration tests, in a few minutes
 	@# By a thread: a signal does not wake uvloop, so a test that hangs would hang for good.
-	$(VENV)/bin/python -m pytest -m "not engine" --timeout-method=thread $(ARGS)
+	$(VENV)/bin/python -m pytest -m "not engine and not deploy" --timeout-method=thread $(ARGS)
+
+sim: $(VENV)/ok  ## Every figure the steering must reach, in virtual time; 10 minutes at most
+	$(VENV)/bin/crossover-loadtest sim $(ARGS)
 
 test-engine: $(VENV)/ok $(ENGINE)/ok  ## The real SGLang on the CPU: plugin, and router in front of two servers
 	$(ENGINE)/bin/python -m pytest -m engine tests/engine $(ARGS)
+
+test-deploy: $(VENV)/ok  ## Rules, dashboards, images' files, live page: by promtool, Prometheus, linters, Chromium
+	$(VENV)/bin/python -m pytest -m deploy tests/deploy $(ARGS)
 
 check: $(VENV)/ok  ## Format, lint, types, import rules
 	$(VENV)/bin/ruff format --check .
