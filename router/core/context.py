@@ -14,6 +14,7 @@ import math
 
 _MEMORY_WINDOWS = 300.0
 _SIGMAS = 4.0
+_WEIGHT_MIN = 2.0
 _MEAN_MEMORY = 60.0
 
 
@@ -21,22 +22,14 @@ class ContextTerm:
     """Seconds per token that each prompt token in flight adds, for one server."""
 
     def __init__(self) -> None:
+        # The term k; 0 while the windows do not support one.
+        self.token_s = 0.0
         self._mean_tokens: float | None = None
         self._xx = self._xy = self._yy = self._weight = 0.0
 
-    @property
-    def token_s(self) -> float:
-        """The term k in seconds; 0 while the windows do not support one."""
-        if self._weight < 2 or self._xx <= 0:
-            return 0.0
-        k = self._xy / self._xx
-        left = max(self._yy - k * self._xy, 1e-30)
-        doubt = math.sqrt(left / (self._weight - 1) / self._xx)
-        return k if k > _SIGMAS * doubt else 0.0
-
     def seconds(self, sequences: float, context_tokens: float) -> float:
         """Return what prompts of so many tokens together add to the time per token."""
-        if self._mean_tokens is None:
+        if self.token_s <= 0 or self._mean_tokens is None:
             return 0.0
         return self.token_s * (context_tokens - sequences * self._mean_tokens)
 
@@ -52,3 +45,12 @@ class ContextTerm:
         self._yy = self._yy * kept + weight * off_s * off_s
         self._weight = self._weight * kept + weight
         self._mean_tokens += weight / _MEAN_MEMORY * (mean - self._mean_tokens)
+        self.token_s = self._supported()
+
+    def _supported(self) -> float:
+        if self._weight < _WEIGHT_MIN or self._xx <= 0:
+            return 0.0
+        k = self._xy / self._xx
+        left = max(self._yy - k * self._xy, 1e-30)
+        doubt = math.sqrt(left / (self._weight - 1) / self._xx)
+        return k if k > _SIGMAS * doubt else 0.0

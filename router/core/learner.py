@@ -69,9 +69,10 @@ class ServerModel:
 
     def curve(self, sequences: float) -> Curve:
         """Return the curve that holds at a load; the other one if that is all there is."""
-        curve = self._curve_for_mode(sequences)
-        other = self.on if curve is self.off else self.off
-        return other if other.known and not curve.known else curve
+        off = self.threshold is not None and sequences > self.threshold
+        if off or not self.on.known:
+            return self.off if self.off.known else self.on
+        return self.on
 
     def observe(self, window: Window, slowdown: float) -> None:
         """Learn from a window; `slowdown` is what another server's work beside it costs."""

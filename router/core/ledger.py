@@ -88,17 +88,21 @@ class _Count:
     overlap_s: float = 0.0
     started_sequences: int = 0
     prefilled_tokens: int = 0
+    _load: ServerLoad | None = None
     ttft: deque[TtftSample] = field(default_factory=lambda: deque(maxlen=TTFT_SAMPLES_MAX))
 
     def load(self) -> ServerLoad:
-        return ServerLoad(
-            self.name,
-            self.role,
-            self.prefill_sequences,
-            self.decode_sequences,
-            self.prefill_tokens,
-            self.context_tokens,
-        )
+        """Return the load, the same object until a count changes."""
+        if self._load is None:
+            self._load = ServerLoad(
+                self.name,
+                self.role,
+                self.prefill_sequences,
+                self.decode_sequences,
+                self.prefill_tokens,
+                self.context_tokens,
+            )
+        return self._load
 
     def advance(self, now: float) -> None:
         """Bring the integrals up to `now`, before a count changes."""
@@ -121,12 +125,14 @@ class _Count:
         if shape.sequences and not self.prefill_sequences + self.decode_sequences:
             self.busy.change(+1, now)
             self.overlap_mark_s = self.busy.overlap_s
+        self._load = None
         self.prefill_sequences += shape.sequences
         self.prefill_tokens += shape.prompt_tokens
         self.context_tokens += shape.prompt_tokens
 
     def start_decoding(self, shape: RequestShape, now: float) -> None:
         self.advance(now)
+        self._load = None
         self.prefill_sequences -= shape.sequences
         self.prefill_tokens -= shape.prompt_tokens
         self.decode_sequences += shape.sequences
@@ -135,6 +141,7 @@ class _Count:
 
     def leave(self, shape: RequestShape, phase: Phase, now: float) -> None:
         self.advance(now)
+        self._load = None
         if phase is Phase.PREFILL:
             self.prefill_sequences -= shape.sequences
             self.prefill_tokens -= shape.prompt_tokens

@@ -12,7 +12,9 @@ tokens of a mean answer. On shared GPUs, where two busy servers halve each other
 one role (shared.py).
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from router.core.affinity import Sessions
 from router.core.contrast import Contrast
@@ -28,6 +30,9 @@ from router.core.types import (
     Role,
     ServerLoad,
 )
+
+# A busy server is tried at a new load only if it is taken to cost at most this share more.
+NEAR_TIE = 0.15
 
 
 class MarginalPolicy:
@@ -61,135 +66,143 @@ class MarginalPolicy:
         now: float,
     ) -> Decision:
         """Return the candidate of the least cost, of the role in charge on shared GPUs."""
-        self.learner.traffic.arrived(shape.sequences, shape.prompt_tokens)
+        traffic = self.learner.traffic
+        sequences = max(shape.sequences, 1)
+        asked = _Asked(
+            sequences,
+            shape.prompt_tokens,
+            shape.prompt_tokens / sequences - traffic.prompt_per_sequence,
+            traffic.tokens_per_sequence,
+            self._sessions.server(shape.session),
+            now,
+        )
+        traffic.arrived(shape.sequences, shape.prompt_tokens)
         if self.learner.layout is Layout.SHARED:
-            decision = self._on_shared(shape, candidates, loads, now)
+            decision = self._on_shared(asked, candidates, loads)
         else:
-            decision = self._on_disjoint(shape, candidates, loads, now)
+            decision = self._on_disjoint(asked, candidates, loads)
         self._sessions.remember(shape.session, decision.server)
         return decision
 
     def _on_shared(
-        self,
-        shape: RequestShape,
-        candidates: Sequence[ServerLoad],
-        loads: Sequence[ServerLoad],
-        now: float,
+        self, asked: "_Asked", candidates: Sequence[ServerLoad], loads: Sequence[ServerLoad]
     ) -> Decision:
-        reason = self._role.update(shape, loads, now)
+        reason = self._role.update(asked.sequences, loads, asked.now)
         wanted = [load for load in candidates if load.role is self._role.role]
         if not wanted:
-            return Decision(self._cheapest(shape, candidates, now)[0].name, Reason.ONLY_SERVER)
-        chosen, at_home = self._cheapest(shape, wanted, now)
+            return Decision(self._cheapest(asked, candidates)[0].name, Reason.ONLY_SERVER)
+        chosen, at_home = self._cheapest(asked, wanted)
         return Decision(chosen.name, Reason.AFFINITY if at_home else reason)
 
     def _on_disjoint(
-        self,
-        shape: RequestShape,
-        candidates: Sequence[ServerLoad],
-        loads: Sequence[ServerLoad],
-        now: float,
+        self, asked: "_Asked", candidates: Sequence[ServerLoad], loads: Sequence[ServerLoad]
     ) -> Decision:
         if len(candidates) == 1:
             return Decision(candidates[0].name, Reason.ONLY_SERVER)
         self.exploration.earn()
-        if not all(self._known(load.name) for load in candidates):
-            least = min(candidates, key=lambda load: (load.sequences, load.prefill_tokens))
-            return Decision(least.name, Reason.UNMEASURED)
-        kept = self.contrast.kept(loads, now)
+        known = self.learner.servers
+        for load in candidates:
+            if load.name not in known or not known[load.name].known:
+                least = min(candidates, key=lambda load: (load.sequences, load.prefill_tokens))
+                return Decision(least.name, Reason.UNMEASURED)
+        kept = self.contrast.kept(loads, asked.now)
         if kept is not None and any(load.name == kept for load in candidates):
             return Decision(kept, Reason.EXPLORE)
-        best, at_home = self._cheapest(shape, candidates, now)
-        probed = self._probe(shape, candidates, best, now)
+        best, at_home = self._cheapest(asked, candidates)
+        probed = self._probe(asked, candidates, best)
         if probed is not None:
             return Decision(probed.name, Reason.EXPLORE)
         return Decision(best.name, Reason.AFFINITY if at_home else Reason.MARGINAL)
 
-    def _known(self, name: str) -> bool:
-        server = self.learner.servers.get(name)
-        return server is not None and server.known
-
     def _probe(
-        self, shape: RequestShape, candidates: Sequence[ServerLoad], best: ServerLoad, now: float
+        self, asked: "_Asked", candidates: Sequence[ServerLoad], best: ServerLoad
     ) -> ServerLoad | None:
-        """Return an idle server that is due for a look, if that costs little enough."""
+        """Return a server that is due for a look, if that costs little enough: an idle one that
+        was not seen for a while, or one that was not seen at the load that it would have.
+        """
+        if not self.exploration.looks(asked.now):
+            return None
+        here = None
         for load in candidates:
-            if load.sequences or load is best:
+            if load is best:
                 continue
             server = self.learner.servers[load.name]
-            promising = server.curve(1).seems_faster
-            if not self.exploration.due(server.last_seen_at, now, promising=promising):
+            after = load.sequences + asked.sequences
+            curve = server.curve(after)
+            seen_at = curve.seen_at(after) if load.sequences else server.last_seen_at
+            promising = curve.seems_faster and not load.sequences
+            if not self.exploration.due(seen_at, asked.now, promising=promising):
                 continue
             # Probes are paid for in time per token, whatever the objective.
-            here = self._seconds(self.learner.servers[best.name], best, shape, now)
-            loss = self._seconds(server, load, shape, now) / here - 1
-            if self.exploration.spend(loss * max(shape.sequences, 1), now):
+            if here is None:
+                here = self._seconds(self.learner.servers[best.name], best, asked)
+            loss = self._seconds(server, load, asked) / here - 1
+            if load.sequences and loss > NEAR_TIE:
+                continue
+            if self.exploration.spend(loss * asked.sequences, asked.now):
                 return load
         return None
 
     def _cheapest(
-        self, shape: RequestShape, candidates: Sequence[ServerLoad], now: float
+        self, asked: "_Asked", candidates: Sequence[ServerLoad]
     ) -> tuple[ServerLoad, bool]:
         """Return the cheapest candidate, or the session's own one if that costs little more; and
         whether it is so.
         """
-        home = self._sessions.server(shape.session)
+        cost_of = self._lost_rate if self.objective is Objective.RATE else self._seconds
         best = at_home = None
-        best_cost = (float("inf"), 0, 0)
-        home_cost = float("inf")
+        best_cost = home_cost = math.inf
         for load in candidates:
             server = self.learner.servers.get(load.name)
             known = server is not None and server.known
-            seconds = self._cost(server, load, shape, now) if server and known else 0.0
-            cost = (seconds, load.sequences, load.prefill_tokens)
-            if load.name == home and known:
-                at_home, home_cost = load, seconds
-            if best is None or cost < best_cost:
+            cost = cost_of(server, load, asked) if server is not None and known else 0.0
+            if known and load.name == asked.home:
+                at_home, home_cost = load, cost
+            if best is None or cost < best_cost or (cost == best_cost and _less(load, best)):
                 best, best_cost = load, cost
         assert best is not None, "a policy is given at least one candidate"
-        bonus = self.learner.tuning.affinity_share * abs(best_cost[0])
-        if at_home is not None and at_home is not best and home_cost <= best_cost[0] + bonus:
+        bonus = self.learner.tuning.affinity_share * abs(best_cost)
+        if at_home is not None and at_home is not best and home_cost <= best_cost + bonus:
             return at_home, True
         return best, False
 
-    def _cost(
-        self, server: ServerModel, load: ServerLoad, shape: RequestShape, now: float
-    ) -> float:
-        """Return what each sequence of the request costs on a server, by the objective."""
-        if self.objective is not Objective.RATE:
-            return self._seconds(server, load, shape, now)
-        added = max(shape.sequences, 1)
-        before = load.sequences + server.bypassing(now)
-        curve = server.curve(before + added)
-        seconds = curve.optimistic(before + added)
-        slope = curve.slope(before + added)
-        rate_before = before / (seconds - slope * added) if before else 0.0
-        return rate_before / added - (before + added) / added / seconds
-
-    def _seconds(
-        self, server: ServerModel, load: ServerLoad, shape: RequestShape, now: float
-    ) -> float:
-        added = max(shape.sequences, 1)
-        before = load.sequences + server.bypassing(now)
-        after = before + added
-        curve = server.curve(after)
-        seconds = curve.optimistic(after)
-        seconds += server.context.seconds(after, load.context_tokens + shape.prompt_tokens)
+    def _seconds(self, server: ServerModel, load: ServerLoad, asked: "_Asked") -> float:
+        """Return the cost in time per token: summed, or the request's own."""
+        before = load.prefill_sequences + load.decode_sequences + server.bypassing(asked.now)
+        after = before + asked.sequences
+        seconds, slope = server.curve(after).marginal(after)
         slowed = before if self.objective is Objective.SUMMED else 0
-        return seconds + slowed * curve.slope(after) + self._prefill(server, load, shape, slowed)
+        if server.context.token_s > 0:
+            seconds += server.context.seconds(after, load.context_tokens + asked.prompt_tokens)
+        if server.ttft.token_s > 0 and asked.answer_tokens > 0:
+            # Prompts that wait delay this one; its own, if it is long, delays those that decode.
+            tokens = load.prefill_tokens + asked.longer_tokens * (1 + slowed)
+            seconds += server.ttft.token_s * tokens / asked.answer_tokens
+        return seconds + slowed * slope
 
-    def _prefill(
-        self, server: ServerModel, load: ServerLoad, shape: RequestShape, slowed: int
-    ) -> float:
-        """Return what prefill costs beyond the mean prompt's, per token of a mean answer.
+    def _lost_rate(self, server: ServerModel, load: ServerLoad, asked: "_Asked") -> float:
+        """Return the cost in tokens a second, negative for a gain."""
+        added = asked.sequences
+        before = load.sequences + server.bypassing(asked.now)
+        seconds, slope = server.curve(before + added).marginal(before + added)
+        rate_before = before / (seconds - slope * added) if before else 0.0
+        return (rate_before - (before + added) / seconds) / added
 
-        Prompts that wait delay this one; its own, where it is longer than others, delays those
-        that decode as well.
-        """
-        traffic = self.learner.traffic
-        answer_tokens = traffic.tokens_per_sequence
-        if answer_tokens <= 0:
-            return 0.0
-        longer = shape.prompt_tokens / max(shape.sequences, 1) - traffic.prompt_per_sequence
-        tokens = load.prefill_tokens + longer * (1 + slowed)
-        return server.ttft.token_s * tokens / answer_tokens
+
+class _Asked(NamedTuple):
+    """What a decision needs of the request and of the traffic it is part of.
+
+    `longer_tokens` is by how much a prompt of it is longer than the traffic's mean, `home` the
+    server of its session.
+    """
+
+    sequences: int
+    prompt_tokens: int
+    longer_tokens: float
+    answer_tokens: float
+    home: str | None
+    now: float
+
+
+def _less(a: ServerLoad, b: ServerLoad) -> bool:
+    return (a.sequences, a.prefill_tokens) < (b.sequences, b.prefill_tokens)

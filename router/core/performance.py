@@ -25,8 +25,9 @@ _SIGMAS_PER_MEAN = 1.25
 _FORECAST_WEIGHT_MIN = 0.25
 # A change shows in at least so much evidence, and leaves what was known before this much weight.
 _CHANGE_WEIGHT_MIN = 0.75
-_CHANGE_SIGMAS = 3.0
-_CHANGED_WEIGHT = 2.0
+_CHANGE_SIGMAS = 4.0
+_CHANGED_WEIGHT = 1.0
+_REST_WEIGHT = 0.5
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3
 # A slope may take at most this share of the level: the line passes above zero at no load.
@@ -34,6 +35,7 @@ _SLOPE_SHARE_MAX = 0.98
 # For the slope at a load, what a level counts with each half octave that it is away.
 _NEARBY = 0.8
 _SEQUENCES_MAX = 100_000
+_MARGINALS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +75,21 @@ class Curve:
         self._tuning = tuning
         self._buckets: dict[int, _Bucket] = {}
         self._run = _Run()
+        # Whether anything was seen or given.
+        self.known = False
         self.changes = 0
         self.windows = 0
         self.noise = NOISE_PRIOR
+        self._now = now
+        self._weights: dict[int, float] = {}
         self._base = self._slope = 0.0
         self._slopes: dict[int, float] = {}
+        self._marginals: dict[int, tuple[float, float]] = {}
         self._loads: list[float] = []
         self._residuals: list[float] = []
         for point in points:
             self._remember(now, point.sequences, point.seconds, point.weight)
         self._fit()
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was seen or given."""
-        return bool(self._buckets)
 
     @property
     def seems_faster(self) -> bool:
@@ -101,6 +103,7 @@ class Curve:
         self.windows += 1
         self._detect_change(sequences, seconds, weight)
         self._remember(now, sequences, seconds, weight)
+        self._now = now
         self._fit()
 
     def seconds(self, sequences: float) -> float:
@@ -115,15 +118,30 @@ class Curve:
             slope = self.seconds(sequences + 1) - self.seconds(sequences)
         return min(max(slope, 0.0), _SLOPE_SHARE_MAX * self.seconds(sequences) / sequences)
 
+    def marginal(self, sequences: int) -> tuple[float, float]:
+        """Return `optimistic` and `slope` at a load: what a decision asks for, remembered."""
+        found = self._marginals.get(sequences)
+        if found is None:
+            if len(self._marginals) >= _MARGINALS_MAX:
+                self._marginals.clear()
+            found = (self.optimistic(sequences), self.slope(sequences))
+            self._marginals[sequences] = found
+        return found
+
     def weight(self, sequences: float) -> float:
         """Return how many windows stand behind the estimate: less with each half octave away."""
         here = _bucket(sequences)
-        return max((b.weight * 0.25 ** abs(k - here) for k, b in self._buckets.items()), default=0)
+        return max((w * 0.25 ** abs(k - here) for k, w in self._weights.items()), default=0.0)
 
     def optimistic(self, sequences: float) -> float:
         """Return the estimate less what ignorance is worth."""
         share = self._tuning.optimism / math.sqrt(self.weight(sequences) + 0.1)
         return self.seconds(sequences) * (1 - min(share, 3 * self._tuning.optimism))
+
+    def seen_at(self, sequences: float) -> float | None:
+        """Return when about this load was last seen, None if never."""
+        bucket = self._buckets.get(_bucket(sequences))
+        return None if bucket is None else bucket.at
 
     def estimate(self, sequences: float) -> Estimate:
         """Return the estimate with its band."""
@@ -132,11 +150,17 @@ class Curve:
         return Estimate(value, value * max(0.0, 1 - share), value * (1 + share))
 
     def points(self) -> list[Point]:
-        """Return what is remembered, by ascending load."""
+        """Return what is remembered, by ascending load, with the weight that age has left."""
         return [
-            Point(bucket.sequences, bucket.seconds, bucket.weight)
+            Point(bucket.sequences, bucket.seconds, self._faded(bucket))
             for _, bucket in sorted(self._buckets.items())
         ]
+
+    def _faded(self, bucket: _Bucket) -> float:
+        """Return a bucket's weight by now. A rest of it stays: old evidence is better than none."""
+        kept = math.exp(-max(0.0, self._now - bucket.at) / self._tuning.memory_s)
+        rest = min(bucket.weight, _REST_WEIGHT)
+        return rest + (bucket.weight - rest) * kept
 
     def _detect_change(self, sequences: float, seconds: float, weight: float) -> None:
         """Rescale all levels when windows in a row are off on one side, by more than the noise."""
@@ -181,7 +205,10 @@ class Curve:
         points = self.points()
         if not points:
             return
+        self.known = True
+        self._weights = {key: self._faded(bucket) for key, bucket in self._buckets.items()}
         self._slopes = {}
+        self._marginals = {}
         self._base, self._slope = _line(points, self._tuning.slope_prior)
         levels = _never_falling(points)
         half = self._tuning.residual_weight if self._tuning.pooled_slope else 0.0
@@ -198,7 +225,7 @@ class Curve:
         slope = self._slopes.get(key)
         if slope is None:
             points = [
-                Point(b.sequences, b.seconds, b.weight * _NEARBY ** abs(k - key))
+                Point(b.sequences, b.seconds, self._weights[k] * _NEARBY ** abs(k - key))
                 for k, b in sorted(self._buckets.items())
             ]
             slope = self._slopes[key] = _line(points, self._tuning.slope_prior)[1]

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 
 from router.core.learner import Learner, ServerModel
-from router.core.types import Reason, RequestShape, Role, ServerLoad
+from router.core.types import Reason, Role, ServerLoad
 
 _LOOK_S = 1.0
 _SEQUENCES_MAX = 512
@@ -48,14 +48,14 @@ class RoleChoice:
         self._trial_until: float | None = None
         self._started = False
 
-    def update(self, shape: RequestShape, loads: Sequence[ServerLoad], now: float) -> Reason:
+    def update(self, sequences: int, loads: Sequence[ServerLoad], now: float) -> Reason:
         """Take a reading of the loads; return why the role is what it is."""
         in_flight = sum(load.sequences for load in loads)
         before = self.role
         here, there = self._model(self.role), self._model(_other(self.role))
-        sequences = in_flight + max(shape.sequences, 1)
+        after = in_flight + sequences
         if here is not None and there is not None:
-            self._react(here, there, sequences, now)
+            self._react(here, there, after, now)
             if self.role is before and self._due(now):
                 self._look(here, there, loads, now)
         return Reason.STAY if self.role is before else Reason.SWITCH

@@ -16,6 +16,8 @@ class TtftLine:
 
     def __init__(self) -> None:
         self.samples = 0
+        # Seconds that each prompt token ahead adds; 0 until prompts of two lengths were seen.
+        self.token_s = 0.0
         self._w = self._x = self._y = self._xx = self._xy = self._yy = 0.0
 
     @property
@@ -39,17 +41,10 @@ class TtftLine:
         self._xx = self._xx * keep + weight * tokens * tokens
         self._xy = self._xy * keep + weight * tokens * seconds
         self._yy = self._yy * keep + weight * seconds * seconds
-
-    @property
-    def token_s(self) -> float:
-        """Seconds that each prompt token ahead adds; 0 until prompts of two lengths were seen."""
-        if not self.known:
-            return 0.0
         x, y = self._x / self._w, self._y / self._w
         spread = self._xx / self._w - x * x
-        if spread <= 1e-6 * max(x * x, 1.0):
-            return 0.0
-        return max(0.0, (self._xy / self._w - x * y) / spread)
+        told = spread > 1e-6 * max(x * x, 1.0)
+        self.token_s = max(0.0, (self._xy / self._w - x * y) / spread) if told else 0.0
 
     def estimate(self, tokens: float) -> Estimate | None:
         """Return the estimate with its band; None while nothing is known."""

@@ -28,8 +28,8 @@ class Tuning:
     # Windows in a row this far off the forecast, on one side, mean that the server has changed.
     change_share: float = 0.15
     change_windows: int = 2
-    # An idle server that was not seen for so long gets a request, out of this share of all.
-    explore_interval_s: float = 20.0
+    # A server not seen for so long gets a request, within this share of all requests' worth of loss.
+    explore_interval_s: float = 10.0
     explore_share: float = 0.01
     # A conversation stays with its server if that costs at most this share more.
     affinity_share: float = 0.05
