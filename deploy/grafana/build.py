@@ -1,8 +1,4 @@
-"""Write the dashboards of `dashboards/` from the tables below; `--check` only compares.
-
-
-python deploy/grafana/build.py
-"""
+"""Write the dashboards of `dashboards/` from the tables below; `--check` only compares."""
 
 import sys
 from collections.abc import Sequence
@@ -49,6 +45,7 @@ class Graph:
     about: str
     unit: str
     queries: tuple[Query, ...]
+    at_least_zero: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +192,26 @@ OVERVIEW = Page(
                         ),
                     ),
                 ),
+                Graph(
+                    "Regret over 15 minutes",
+                    "Share of an oracle's tokens that was missed. o1: the better role alone; o2: "
+                    "the best fixed rule; o3: the best split.",
+                    "percentunit",
+                    (Query("crossover:regret:ratio15m", "{{oracle}}"),),
+                    at_least_zero=False,
+                ),
+                Graph(
+                    "Changes of mode",
+                    "In 10 minutes, by policies that have a mode.",
+                    "none",
+                    (Query("increase(router_policy_switches_total[10m])", "changes"),),
+                ),
+                Graph(
+                    "Slowdown while the other server works",
+                    "1 on GPUs of their own.",
+                    "none",
+                    (Query("router_interference_ratio", "{{bound}}"),),
+                ),
             ),
         ),
     ),
@@ -247,6 +264,12 @@ ENGINES = Page(
                     "Tokens per decode step and request.",
                     "none",
                     (Query(_engine("spec_accept_length"), "{{server}}"),),
+                ),
+                Graph(
+                    "Steps that did not speculate",
+                    "Share, of servers with the plugin.",
+                    "percentunit",
+                    (Query(f"router_engine_off_share_ratio{{{SERVER}}}", "{{server}}"),),
                 ),
             ),
         ),
@@ -339,7 +362,6 @@ def _graph(graph: Graph) -> TimeSeries:
         .description(graph.about)
         .datasource(SOURCE)
         .unit(graph.unit)
-        .min(0)
         .span(WIDTH)
         .height(HEIGHT)
         .line_width(2)
@@ -352,6 +374,8 @@ def _graph(graph: Graph) -> TimeSeries:
         )
         .tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     )
+    if graph.at_least_zero:
+        panel = panel.min(0)
     for place, query in enumerate(graph.queries):
         panel = panel.with_target(_target(query, chr(ord("A") + place)))
     return panel

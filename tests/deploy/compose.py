@@ -28,9 +28,11 @@ def example_environment() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
-def read(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The compose file, checked and with its variables filled in."""
-    raw = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+def read(
+    environment: Mapping[str, str], path: Path = ROOT / "docker-compose.yml"
+) -> dict[str, Any]:
+    """A compose file, checked and with its variables filled in."""
+    raw = yaml.safe_load(path.read_text())
     ComposeSpecification.model_validate(raw)
     filled: dict[str, Any] = _fill(raw, environment)
     return filled

@@ -2,8 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import expandvars
 import pytest
@@ -33,6 +36,55 @@ def test_an_override_changes_services_that_exist(override: Path) -> None:
     document = yaml.safe_load(override.read_text())
     ComposeSpecification.model_validate(document)
     assert set(document["services"]) <= set(SERVICES)
+
+
+def merged(low: Any, high: Any) -> Any:
+    """What docker compose makes of a value and its override, where both are in the long form."""
+    if isinstance(low, dict) and isinstance(high, dict):
+        return {key: merged(low.get(key), high.get(key)) for key in {**low, **high}}
+    return low if high is None else high
+
+
+@pytest.mark.parametrize("role", ["spec", "base"])
+@pytest.mark.parametrize(
+    ("override", "own", "flags"),
+    [
+        ("h200", {}, ["--attention-backend fa3"]),
+        ("h200", {"ATTENTION_BACKEND": "triton"}, ["--attention-backend triton"]),
+        (
+            "rtx-pro-6000",
+            {"ENGINE_ARGS": "--log-level debug"},
+            [
+                "--attention-backend flashinfer",
+                "--enable-flashinfer-allreduce-fusion",
+                "--enable-torch-symm-mem",
+                "--log-level debug",
+            ],
+        ),
+    ],
+)
+def test_an_override_changes_its_flags_and_nothing_else(
+    override: str, own: dict[str, str], flags: list[str], role: str
+) -> None:
+    chosen = {**CHOSEN, **own}
+    changes = read(chosen, ROOT / f"deploy/compose/{override}.yml")["services"][role]
+    before = read(chosen)["services"][role]
+    service = merged(before, changes)
+    assert service["build"]["dockerfile"] == before["build"]["dockerfile"]
+    assert {**service["environment"], **before["environment"]}.keys() == (
+        before["environment"].keys()
+    )
+    ran = subprocess.run(
+        [sys.executable, "deploy/docker/launch_engine.py", "--print", *service["command"]],
+        env={**service["environment"]},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    for flag in [*flags, "--max-running-requests 256"]:
+        assert flag in ran.stdout
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -1,6 +1,7 @@
 """Rules and dashboards: by Prometheus' own tools, and on the data of a node under load."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -14,15 +15,19 @@ from typing import Any
 import pytest
 import yaml
 
+from loadtest.sim_server import MODEL_NAME
 from tests.deploy.compose import ROOT, Node, example_environment, free_ports, read, running
 
 pytestmark = pytest.mark.deploy
 
 RULES = ROOT / "deploy/prometheus/rules"
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
-DEADLINE_S = 60.0
-# Nothing that is simulated carries the plugin.
-OF_THE_PLUGIN = frozenset({"router_engine_switch_state"})
+# Of all panels and rules together, from the start of the load: the learner needs a while to know
+# where the servers cross, and it needs loads on both sides of that.
+WARM_UP_S = 60.0
+LOAD = "1/5,4/5,8/5,24/5,48/5,8/600"
+# No simulated engine carries the plugin. That these exist is held by the table of docs/metrics.md.
+OF_THE_PLUGIN = frozenset({"router_engine_switch_state", "router_engine_off_share_ratio"})
 
 
 def promtool(*words: str) -> None:
@@ -63,6 +68,7 @@ class Prometheus:
 
     def __init__(self, port: str) -> None:
         self._url = f"http://127.0.0.1:{port}/api/v1/query?"
+        self._deadline = time.monotonic() + WARM_UP_S
 
     def ask(self, expr: str) -> list[Any]:
         """The samples that an expression gives now."""
@@ -72,11 +78,13 @@ class Prometheus:
         return result
 
     def gives(self, expr: str) -> bool:
-        """Whether it gives a sample by the deadline."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not (samples := self.ask(expr)) and time.monotonic() < deadline:
-            pass
-        return bool(samples)
+        """Whether it gives a number by the deadline, which is the same for all that is asked."""
+        while True:
+            if any(not math.isnan(float(sample["value"][1])) for sample in self.ask(expr)):
+                return True
+            if time.monotonic() > self._deadline:
+                return False
+            time.sleep(0.25)
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +116,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         )
         node.wait_for(f"http://127.0.0.1:{port}/-/ready")
         load = [
-            *("crossover-loadtest", "run", "--url", f"http://127.0.0.1:{router}", "--model", "m"),
-            *("--concurrency", "12", "--duration", "600", "--output-tokens", "64"),
+            *("crossover-loadtest", "run", "--url", f"http://127.0.0.1:{router}"),
+            *("--model", MODEL_NAME, "--concurrency", LOAD, "--output-tokens", "64"),
         ]
         stack.enter_context(running(load, folder / "load.log"))
         yield Prometheus(port)
@@ -122,12 +130,23 @@ def panels() -> Iterator[Any]:
                 yield pytest.param(target["expr"], id=f"{path.stem}: {panel['title']}")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("expr", list(panels()))
 def test_every_panel_shows_data_of_a_node_under_load(expr: str, prometheus: Prometheus) -> None:
     expr = expr.replace("$server", ".+").replace("$__rate_interval", "30s")
     assert "$" not in expr
-    assert prometheus.gives(expr)
+    if not own_names(expr) & OF_THE_PLUGIN:
+        assert prometheus.gives(expr)
+
+
+def own_names(expr: str) -> set[str]:
+    return set(re.findall(r"\b(?:router_|crossover:|up\b)[a-z_0-9:]*", expr))
+
+
+def test_the_metrics_of_the_plugin_are_those_that_the_router_has() -> None:
+    documented = (ROOT / "docs/metrics.md").read_text()
+    for name in OF_THE_PLUGIN:
+        assert f"| `{name}` |" in documented
 
 
 @pytest.mark.parametrize("name", list(rules("record")))
@@ -139,7 +158,6 @@ def test_every_recording_rule_records(name: str, prometheus: Prometheus) -> None
 def test_every_alert_looks_at_metrics_that_exist(
     alert: str, expr: str, prometheus: Prometheus
 ) -> None:
-    names = set(re.findall(r"\b(?:router_|crossover:|up\b)[a-z_0-9:]*", expr)) - OF_THE_PLUGIN
-    assert names or alert == "CrossoverPluginNotActive"
-    for name in names:
+    assert own_names(expr), alert
+    for name in own_names(expr) - OF_THE_PLUGIN:
         assert prometheus.gives(name), name
