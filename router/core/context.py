@@ -5,9 +5,9 @@ sequences the one with the longer prompts is the slower. The term is
 
     k * (prompt tokens in flight - n * mean prompt of the traffic)
 
-with k from least squares over the windows of the last minutes, and no term while k is not clearly
-above zero. As a difference to the traffic's mean it is zero where prompts are all alike: there the
-curve itself holds their cost.
+with k the slope of a line through the windows of the last minutes, and no term while k is not
+clearly above zero. As a difference to the traffic's mean it is zero where prompts are all alike:
+there the curve itself holds their cost.
 """
 
 import math
@@ -15,6 +15,7 @@ import math
 _MEMORY_WINDOWS = 300.0
 _SIGMAS = 4.0
 _WEIGHT_MIN = 2.0
+_SUMS = ("w", "x", "y", "xx", "xy", "yy")
 _MEAN_MEMORY = 60.0
 
 
@@ -25,7 +26,7 @@ class ContextTerm:
         # The term k; 0 while the windows do not support one.
         self.token_s = 0.0
         self._mean_tokens: float | None = None
-        self._xx = self._xy = self._yy = self._weight = 0.0
+        self._sums = dict.fromkeys(_SUMS, 0.0)
 
     def seconds(self, sequences: float, context_tokens: float) -> float:
         """Return what prompts of so many tokens together add to the time per token."""
@@ -40,17 +41,20 @@ class ContextTerm:
             self._mean_tokens = mean
         x = context_tokens - sequences * self._mean_tokens
         kept = math.exp(-weight / _MEMORY_WINDOWS)
-        self._xx = self._xx * kept + weight * x * x
-        self._xy = self._xy * kept + weight * x * off_s
-        self._yy = self._yy * kept + weight * off_s * off_s
-        self._weight = self._weight * kept + weight
+        for name, value in zip(
+            _SUMS, (1.0, x, off_s, x * x, x * off_s, off_s * off_s), strict=True
+        ):
+            self._sums[name] = self._sums[name] * kept + weight * value
         self._mean_tokens += weight / _MEAN_MEMORY * (mean - self._mean_tokens)
         self.token_s = self._supported()
 
     def _supported(self) -> float:
-        if self._weight < _WEIGHT_MIN or self._xx <= 0:
+        w, x, y, xx, xy, yy = (self._sums[name] for name in _SUMS)
+        spread = xx - x * x / w
+        if w < _WEIGHT_MIN or spread <= 0:
             return 0.0
-        k = self._xy / self._xx
-        left = max(self._yy - k * self._xy, 1e-30)
-        doubt = math.sqrt(left / (self._weight - 1) / self._xx)
+        common = xy - x * y / w
+        k = common / spread
+        left = max(yy - y * y / w - k * common, 1e-30)
+        doubt = math.sqrt(left / (w - 1) / spread)
         return k if k > _SIGMAS * doubt else 0.0

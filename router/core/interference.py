@@ -20,6 +20,8 @@ _PRIOR = {Layout.DISJOINT: 1.0, Layout.SHARED: 2.0}
 _PRIOR_WEIGHT = 2.0
 _PRIOR_SIGMA = 0.1
 _SURE_WEIGHT = 1.0
+_SLOWDOWN_MAX = 10.0
+_LOG_MAX = math.log(_SLOWDOWN_MAX)
 # GPUs are shared where a slowdown of this much is certain, apart where less than that is.
 SHARED_MIN = 1.25
 
@@ -45,9 +47,10 @@ class InterferenceEstimate:
                     noise = max(noise, alone.noise, beside.noise)
         certain = self._certain(curves)
         self.contrast_known = certain > 0 or weight > _PRIOR_WEIGHT
-        mean = total / weight
+        mean = min(max(total / weight, -_LOG_MAX), _LOG_MAX)
         sigma = math.hypot(_PRIOR_SIGMA * _PRIOR_WEIGHT / weight, 2 * noise / math.sqrt(weight))
         low = max(math.exp(mean - 1.96 * sigma), certain)
+        low = min(low, _SLOWDOWN_MAX)
         value = max(math.exp(mean), low)
         return Interference(value, low, max(value, math.exp(mean + 1.96 * sigma)))
 

@@ -186,7 +186,8 @@ class MarginalPolicy:
         before = load.sequences + server.bypassing(asked.now)
         seconds, slope = server.curve(before + added).marginal(before + added)
         rate_before = before / (seconds - slope * added) if before else 0.0
-        return (rate_before - (before + added) / seconds) / added
+        # One more never lowers the rate, whatever two rough curves say.
+        return min(0.0, (rate_before - (before + added) / seconds) / added)
 
 
 class _Asked(NamedTuple):

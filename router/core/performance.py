@@ -35,6 +35,7 @@ _SLOPE_SHARE_MAX = 0.98
 # For the slope at a load, what a level counts with each half octave that it is away.
 _NEARBY = 0.8
 _SEQUENCES_MAX = 100_000
+_SECONDS_MIN, _SECONDS_MAX = 1e-6, 600.0
 _MARGINALS_MAX = 1024
 
 
@@ -98,7 +99,8 @@ class Curve:
 
     def observe(self, now: float, sequences: float, seconds: float, weight: float) -> None:
         """Take a window's mean time per token at its mean load."""
-        if not (0 < sequences <= _SEQUENCES_MAX and 0 < seconds < math.inf and weight > 0):
+        sound = _SECONDS_MIN <= seconds <= _SECONDS_MAX
+        if not (sound and 0 < sequences <= _SEQUENCES_MAX and weight > 0):
             return
         self.windows += 1
         self._detect_change(sequences, seconds, weight)
@@ -184,7 +186,8 @@ class Curve:
             return
         self._run = _Run()
         for bucket in self._buckets.values():
-            bucket.seconds *= 1 + mean_off
+            changed = bucket.seconds * (1 + mean_off)
+            bucket.seconds = min(max(changed, _SECONDS_MIN), _SECONDS_MAX)
             bucket.weight = min(bucket.weight, _CHANGED_WEIGHT)
         self.changes += 1
 

@@ -28,7 +28,7 @@ class Tuning:
     # Windows in a row this far off the forecast, on one side, mean that the server has changed.
     change_share: float = 0.15
     change_windows: int = 2
-    # A server not seen for so long gets a request, within this share of all requests' worth of loss.
+    # A server not seen for so long gets a request; what that loses is at most this share of all.
     explore_interval_s: float = 10.0
     explore_share: float = 0.01
     # A conversation stays with its server if that costs at most this share more.

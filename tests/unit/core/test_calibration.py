@@ -78,7 +78,7 @@ def test_a_wrong_value_is_told_by_file_key_value_and_what_is_allowed(
 
 @pytest.mark.parametrize("obj", [None, 3, "x", [], {}])
 def test_what_is_no_calibration_at_all_is_refused(obj: object) -> None:
-    with pytest.raises(CalibrationError, match="^f: "):
+    with pytest.raises(CalibrationError, match=r"^f: "):
         Calibration.from_json(obj, "f")
 
 
