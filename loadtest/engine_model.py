@@ -31,6 +31,7 @@ from loadtest.engine_params import REFERENCE_CONTEXT_TOKENS, DecodeMode, EngineP
 # The share of the running requests' outstanding tokens that admission keeps free: between the 0.7
 # that SGLang's estimate starts from and the 0.1 that it decays to.
 NEW_TOKEN_RATIO = 0.4
+_ROUNDING_S = 1e-9
 
 
 class Work(Enum):
@@ -174,8 +175,8 @@ class Engine:
     def begin(self, horizon_s: float = 0.0) -> float | None:
         """Start the next step; return its duration in seconds, None if there is nothing to do.
 
-        Decode steps in which nothing ends are taken together until one reaches `horizon_s` from
-        now. Whoever submits, aborts or looks before the end must `cut` first.
+        Decode steps in which nothing ends are taken together as long as they end by `horizon_s`
+        from now. Whoever submits, aborts or looks before the end must `cut` first.
         """
         if self._pass is not None:
             raise RuntimeError("a step is under way")
@@ -247,10 +248,14 @@ class Engine:
         room = self.params.kv_tokens - self.kv_used_tokens - batch * self._mode.step_slots
         for tokens in self.running.quiet_yields():
             room -= tokens
-            if room < 0 or end_s >= horizon_s:
+            if room < 0:
                 break
             context += tokens
             end_s += max(fixed_s + token_s * context, least_s)
+            # A step that is under way at the horizon is one of its own: whoever looks then sees
+            # the tokens of all before it.
+            if end_s > horizon_s + _ROUNDING_S:
+                break
             ends_s.append(end_s)
         return ends_s
 

@@ -31,6 +31,8 @@ CROSSOVER_MAX = 1024
 _REPORT_AGE_S_MAX = 10.0
 _REPORTS_AGREE = 3
 _COUNT_MAX = 100_000
+# At most so much of a window is put down to unusual prefill.
+_PREFILL_SHARE_MAX = 0.5
 # A calibration counts as so many windows at each of its points, at most.
 _GIVEN_WEIGHT_MAX = 10.0
 _SHOWN_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -74,15 +76,14 @@ class ServerModel:
             return self.off if self.off.known else self.on
         return self.on
 
-    def observe(self, window: Window, slowdown: float) -> None:
-        """Learn from a window; `slowdown` is what another server's work beside it costs."""
-        self.last_seen_at = window.at
-        if not window.usable:
-            return
+    def observe(self, window: Window, seconds: float, slowdown: float) -> None:
+        """Learn from a window of so many seconds per token; `slowdown` is what another server's
+        work beside it costs.
+        """
         weight = min(1.0, window.busy_s)
-        at, seconds = window.at, window.seconds_per_token
+        at = window.at
         sequences = window.sequences + self.bypassing(at)
-        self._compare(window, sequences, weight)
+        self._compare(window, sequences, seconds, weight)
         correction = 1 + (slowdown - 1) * window.overlap
         seconds /= correction
         # What had to be corrected says less.
@@ -94,15 +95,15 @@ class ServerModel:
             self.context.observe(sequences, window.context_tokens, off_s, weight)
         curve.observe(at, sequences, seconds, weight)
 
-    def _compare(self, window: Window, sequences: float, weight: float) -> None:
+    def _compare(self, window: Window, sequences: float, seconds: float, weight: float) -> None:
         """Keep the evidence on interference. A server that has changed while nothing else did makes
         the other half of it void.
         """
         changes = self.alone.changes, self.beside.changes
         if window.overlap <= ALONE_MAX:
-            self.alone.observe(window.at, sequences, window.seconds_per_token, weight)
+            self.alone.observe(window.at, sequences, seconds, weight)
         elif window.overlap >= BESIDE_MIN:
-            self.beside.observe(window.at, sequences, window.seconds_per_token, weight)
+            self.beside.observe(window.at, sequences, seconds, weight)
         if self.alone.changes > changes[0]:
             self.beside = Curve(self._tuning)
         if self.beside.changes > changes[1]:
@@ -172,8 +173,26 @@ class Learner:
         """Learn from one server's window and the times to first token that ended in it."""
         server = self.servers.get(name)
         if server is not None:
-            server.observe(window, self._interference.slowdown)
+            server.last_seen_at = window.at
+            if window.usable:
+                seconds = window.seconds_per_token - self._unusual_prefill_s(server, window)
+                server.observe(window, seconds, self._interference.slowdown)
             server.ttft.observe(ttft)
+
+    def _unusual_prefill_s(self, server: "ServerModel", window: Window) -> float:
+        """Return what prefill took of each token beyond the traffic's mean, in seconds.
+
+        A prefill blocks all sequences. A curve holds the traffic's mean share of it; the luck of a
+        window, which may have no long prompt or two, only blurs it.
+        """
+        traffic = self.traffic
+        if traffic.tokens_per_sequence <= 0:
+            return 0.0
+        usual = traffic.prompt_per_sequence * window.tokens / traffic.tokens_per_sequence
+        blocked_s = server.ttft.token_s * (window.prefilled_tokens - usual)
+        most = _PREFILL_SHARE_MAX * window.busy_s
+        blocked_s = min(max(blocked_s, -most), most)
+        return blocked_s * window.sequences / window.tokens
 
     @property
     def calibrated(self) -> bool:

@@ -31,8 +31,10 @@ from router.core.types import (
     ServerLoad,
 )
 
-# A busy server is tried at a new load only if it is taken to cost at most this share more.
+# A busy server is tried at another load if that is taken to cost at most this share more, or if
+# no more windows than this stand behind it.
 NEAR_TIE = 0.15
+WEAK_WEIGHT = 3.0
 
 
 class MarginalPolicy:
@@ -137,7 +139,7 @@ class MarginalPolicy:
             if here is None:
                 here = self._seconds(self.learner.servers[best.name], best, asked)
             loss = self._seconds(server, load, asked) / here - 1
-            if load.sequences and loss > NEAR_TIE:
+            if load.sequences and loss > NEAR_TIE and curve.weight(after) > WEAK_WEIGHT:
                 continue
             if self.exploration.spend(loss * asked.sequences, asked.now):
                 return load

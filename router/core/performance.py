@@ -137,7 +137,8 @@ class Curve:
 
     def optimistic(self, sequences: float) -> float:
         """Return the estimate less what ignorance is worth."""
-        share = self._tuning.optimism / math.sqrt(self.weight(sequences) + 0.1)
+        optimism = self._tuning.optimism * max(1.0, self.noise / NOISE_PRIOR)
+        share = optimism / math.sqrt(self.weight(sequences) + 0.1)
         return self.seconds(sequences) * (1 - min(share, 3 * self._tuning.optimism))
 
     def seen_at(self, sequences: float) -> float | None:
@@ -200,7 +201,9 @@ class Curve:
         kept = bucket.weight * math.exp(-max(0.0, now - bucket.at) / self._tuning.memory_s)
         gain = weight / (kept + weight)
         bucket.sequences += gain * (sequences - bucket.sequences)
-        bucket.seconds += gain * (seconds - bucket.seconds)
+        # The harmonic mean: of windows of one length it is their time over all of their tokens,
+        # while the mean of ratios would count the luckless ones for too much.
+        bucket.seconds = 1 / (1 / bucket.seconds + gain * (1 / seconds - 1 / bucket.seconds))
         bucket.weight = min(kept + weight, self._tuning.weight_max)
         bucket.at = now
 
