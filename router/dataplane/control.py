@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -16,6 +16,7 @@ from router.core.types import ServerLoad
 from router.dataplane.engine_loads import LoadPoller
 from router.dataplane.learning import Learning
 from router.dataplane.metrics import Metrics
+from router.dataplane.page import PAGE_PATHS, Kept, add_page
 from router.dataplane.probe import Prober
 from router.settings import Settings
 
@@ -25,7 +26,7 @@ METRICS = "/metrics"
 STATE = "/crossover/state"
 MODEL = "/crossover/model"
 DECISIONS = "/crossover/decisions"
-PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS})
+PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS}) | PAGE_PATHS
 
 # Load balancers ask for their checks with either.
 _READ = ["GET", "HEAD"]
@@ -75,40 +76,50 @@ def create_control(parts: Parts) -> FastAPI:
         """Prometheus' text format."""
         return Response(generate_latest(parts.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
+    kept_state = Kept(lambda: _state(parts), parts.clock)
+    kept_model = Kept(parts.learner.snapshot, parts.clock)
+    kept_decisions = Kept(lambda: _decisions(parts), parts.clock)
+
     @app.get(STATE)
-    async def state() -> dict[str, Any]:
+    async def state(request: Request) -> Response:
         """Servers, loads and policy as they are now."""
-        return _state(parts)
+        return kept_state.answer(request)
 
     @app.get(MODEL)
-    async def model() -> dict[str, Any]:
+    async def model(request: Request) -> Response:
         """Return what is learnt: a curve for each server, with bands, and where they cross."""
-        return parts.learner.snapshot()
+        return kept_model.answer(request)
 
     @app.get(DECISIONS)
-    async def decisions() -> dict[str, Any]:
+    async def decisions(request: Request) -> Response:
         """Return the latest decisions, newest first, with the loads that each was made on."""
-        now = parts.clock()
-        return {
-            "decisions": [
-                {
-                    "age_s": round(now - made.at, 3),
-                    "server": made.decision.server,
-                    "reason": made.decision.reason,
-                    "mode": _mode(parts, made),
-                    "loads": {load.name: _load(load) for load in made.loads},
-                }
-                for made in reversed(parts.steering.recent)
-            ]
-        }
+        return kept_decisions.answer(request)
 
+    add_page(app)
     return app
+
+
+def _decisions(parts: Parts) -> dict[str, Any]:
+    now = parts.clock()
+    return {
+        "decisions": [
+            {
+                "age_s": round(now - made.at, 3),
+                "server": made.decision.server,
+                "reason": made.decision.reason,
+                "mode": _mode(parts, made),
+                "loads": {load.name: _load(load) for load in made.loads},
+            }
+            for made in reversed(parts.steering.recent)
+        ]
+    }
 
 
 def _state(parts: Parts) -> dict[str, Any]:
     settings, policy, now = parts.settings, parts.steering.policy, parts.clock()
     return {
         "version": parts.version,
+        "at_s": round(now, 3),
         "layout": settings.layout,
         "policy": {
             "name": policy.name,
@@ -126,6 +137,7 @@ def _state(parts: Parts) -> dict[str, Any]:
                 "url": server.url,
                 "gpus": server.gpus,
                 "load": _load(parts.ledger.load(server.name)),
+                "totals": _totals(parts, server.name),
                 **_health(parts.health[server.name], now),
                 "facts": _facts(parts.prober, server.name),
                 "engine": _engine(parts, server.name, now),
@@ -145,6 +157,13 @@ def _load(load: ServerLoad) -> dict[str, int]:
         "decode_sequences": load.decode_sequences,
         "prefill_tokens": load.prefill_tokens,
     }
+
+
+def _totals(parts: Parts, name: str) -> dict[str, float]:
+    """Return counts since the start: whoever asks twice has rates and a mean time between."""
+    count, ttft_s = parts.metrics.first_tokens(name)
+    tokens = parts.learning.output_tokens(name)
+    return {"output_tokens": tokens, "first_tokens": count, "first_token_s": ttft_s}
 
 
 def _health(health: ServerHealth, now: float) -> dict[str, Any]:

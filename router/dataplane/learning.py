@@ -102,6 +102,10 @@ class Learning:
         if now - self._layout_at >= LAYOUT_S:
             self._look_at_layout(now)
 
+    def output_tokens(self, name: str) -> float:
+        """Return all output tokens of a server so far, those of streams under way included."""
+        return self._tokens[name].total_tokens()
+
     def save_due(self) -> bool:
         """Return whether the state file is a minute old."""
         return self._clock() - self._saved_at >= SAVE_S

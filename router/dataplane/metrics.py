@@ -91,6 +91,11 @@ class Spread:
         counts[bisect_left(self._bounds, value)] += 1
         total[0] += value
 
+    def totals(self, labels: tuple[str, ...]) -> tuple[int, float]:
+        """Return how many values were taken, and their sum."""
+        counts, total = self._cells.get(labels, ([], [0.0]))
+        return sum(counts), total[0]
+
     def collect(self) -> Metric:
         """Return the family for a scrape."""
         family = HistogramMetricFamily(self._name, self._documentation, labels=self._labels)
@@ -188,6 +193,10 @@ class Metrics(Collector):
     def gap_observer(self, server: str) -> Callable[[float], None]:
         """Return the function that takes one gap between two chunks of `server`, in seconds."""
         return self.gaps.observer(self._labels[server])
+
+    def first_tokens(self, server: str) -> tuple[int, float]:
+        """Return how many streams of `server` had a first token, and the sum of their TTFT in s."""
+        return self.ttft.totals(self._labels[server])
 
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request."""

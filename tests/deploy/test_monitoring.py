@@ -15,17 +15,16 @@ from typing import Any
 import pytest
 import yaml
 
-from loadtest.sim_server import MODEL_NAME
-from tests.deploy.compose import ROOT, Node, example_environment, free_ports, read, running
+from tests.deploy.compose import ROOT, free_ports, running
+from tests.deploy.node import node_under_load
 
 pytestmark = pytest.mark.deploy
 
 RULES = ROOT / "deploy/prometheus/rules"
 DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 # Of all panels and rules together, from the start of the load: the learner needs a while to know
-# where the servers cross, and it needs loads on both sides of that.
+# where the servers cross.
 WARM_UP_S = 60.0
-LOAD = "1/5,4/5,8/5,24/5,48/5,8/600"
 # No simulated engine carries the plugin. That these exist is held by the table of docs/metrics.md.
 OF_THE_PLUGIN = frozenset({"router_engine_switch_state", "router_engine_off_share_ratio"})
 
@@ -91,35 +90,21 @@ class Prometheus:
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Profile sim under load, and Prometheus with the shipped files, scraping every second."""
     folder = tmp_path_factory.mktemp("prometheus")
-    router, spec, base, port = free_ports(4)
-    node = Node(
-        read({**example_environment(), "LAYOUT": "disjoint"})["services"],
-        {"30000": router, "30001": spec, "30002": base},
-    )
-    config = node.here((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-    config = re.sub(r'"(router|spec|base):', '"127.0.0.1:', config)
-    config = config.replace("interval: 5s", "interval: 1s").replace("rules/", f"{RULES}/")
-    (folder / "prometheus.yml").write_text(config)
+    (port,) = free_ports(1)
     with ExitStack() as stack:
-        stack.enter_context(node.up("sim", "router"))
-        node.wait_for(f"http://127.0.0.1:{router}/readyz")
-        stack.enter_context(
-            running(
-                [
-                    "prometheus",
-                    f"--config.file={folder}/prometheus.yml",
-                    f"--storage.tsdb.path={folder}/data",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                ],
-                folder / "prometheus.log",
-            )
-        )
-        node.wait_for(f"http://127.0.0.1:{port}/-/ready")
-        load = [
-            *("crossover-loadtest", "run", "--url", f"http://127.0.0.1:{router}"),
-            *("--model", MODEL_NAME, "--concurrency", LOAD, "--output-tokens", "64"),
+        node, _ = stack.enter_context(node_under_load(folder))
+        config = node.here((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+        config = re.sub(r'"(router|spec|base):', '"127.0.0.1:', config)
+        config = config.replace("interval: 5s", "interval: 1s").replace("rules/", f"{RULES}/")
+        (folder / "prometheus.yml").write_text(config)
+        words = [
+            "prometheus",
+            f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}",
         ]
-        stack.enter_context(running(load, folder / "load.log"))
+        stack.enter_context(running(words, folder / "prometheus.log"))
+        node.wait_for(f"http://127.0.0.1:{port}/-/ready")
         yield Prometheus(port)
 
 
