@@ -96,7 +96,8 @@ def command(role: str, reader: Reader) -> tuple[str, list[str]]:
     options = [
         ("--model-path", reader.model("MODEL")),
         ("--served-model-name", reader.text("SERVED_MODEL_NAME")),
-        ("--host", "0.0.0.0"),  # noqa: S104  the containers' network; no port is published
+        # The containers' network, of which no port is published; a unit of systemd says otherwise.
+        ("--host", reader.text("ENGINE_HOST", "0.0.0.0")),  # noqa: S104
         ("--port", str(PORTS[role])),
         ("--tp-size", str(len(gpus.split(",")))),
         ("--mem-fraction-static", fraction),
