@@ -44,18 +44,26 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
     promtool("test", "rules", "deploy/prometheus/tests/alerts_test.yml")
 
 
-def rules(kind: str) -> dict[str, str]:
+def every_rule() -> list[dict[str, Any]]:
     documents = [yaml.safe_load(path.read_text()) for path in sorted(RULES.glob("*.yml"))]
-    every = [rule for each in documents for group in each["groups"] for rule in group["rules"]]
-    return {rule[kind]: rule["expr"] for rule in every if kind in rule}
+    return [rule for each in documents for group in each["groups"] for rule in group["rules"]]
+
+
+def rules(kind: str) -> dict[str, str]:
+    return {rule[kind]: rule["expr"] for rule in every_rule() if kind in rule}
 
 
 def test_every_alert_has_a_test_and_a_paragraph_of_what_to_do() -> None:
     tested = (ROOT / "deploy/prometheus/tests/alerts_test.yml").read_text()
     runbook = (ROOT / "docs/operations.md").read_text()
-    for alert in rules("alert"):
-        assert f"alertname: {alert}" in tested
-        assert f"### {alert}\n" in runbook
+    for rule in every_rule():
+        if alert := rule.get("alert"):
+            assert f"alertname: {alert}" in tested
+            assert f"### {alert}\n" in runbook
+            link = rule["annotations"]["runbook"]
+            assert link == f"docs/operations.md#{alert.lower()}"
+    headings = re.findall(r"^### (\w+)$", runbook, re.MULTILINE)
+    assert sorted(headings) == sorted(rules("alert"))
 
 
 def test_the_dashboards_are_those_that_their_tables_make() -> None:

@@ -35,7 +35,7 @@ CONTRAST = """(() => {
     if (![...element.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim())) continue;
     const style = getComputedStyle(element);
     const [a, b] = [light(element instanceof SVGElement ? style.fill : style.color),
-      light(behind(element))].sort();
+      light(behind(element))].sort((x, y) => x - y);
     least = Math.min(least, (b + 0.05) / (a + 0.05));
   }
   return least;
