@@ -1,4 +1,4 @@
-"""What deploy/ has in languages of its own, by their own linters."""
+"""What is written in languages of its own, by their own linters."""
 
 import subprocess
 import sys
@@ -10,6 +10,7 @@ from tests.deploy.compose import ROOT
 
 pytestmark = pytest.mark.deploy
 
+SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "tests").glob("*/*.sh"))]
 DOCKERFILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
 
 
@@ -32,3 +33,8 @@ def test_hadolint_finds_nothing_in(path: Path) -> None:
 
 def test_yamllint_finds_nothing() -> None:
     clean("yamllint", "--strict", "docker-compose.yml", "deploy", ".yamllint.yml")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing_in(path: Path) -> None:
+    clean("shellcheck", str(path))
