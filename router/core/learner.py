@@ -31,6 +31,8 @@ CROSSOVER_MAX = 1024
 _REPORT_AGE_S_MAX = 10.0
 _REPORTS_AGREE = 3
 _COUNT_MAX = 100_000
+# A window that another server slowed more than this says little of the server alone.
+_CORRECTION_MAX = 1.2
 # At most so much of a window is put down to unusual prefill.
 _PREFILL_SHARE_MAX = 0.5
 # A calibration counts as so many windows at each of its points, at most.
@@ -86,8 +88,8 @@ class ServerModel:
         self._compare(window, sequences, seconds, weight)
         correction = 1 + (slowdown - 1) * window.overlap
         seconds /= correction
-        # What had to be corrected says less.
-        weight /= 1 + 4 * abs(correction - 1)
+        if correction > _CORRECTION_MAX:
+            return
         curve = self._curve_for_mode(sequences)
         if curve.known:
             off_s = seconds - curve.seconds(sequences)

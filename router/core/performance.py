@@ -24,7 +24,7 @@ _SIGMAS_PER_MEAN = 1.25
 # A forecast with less behind it cannot be contradicted.
 _FORECAST_WEIGHT_MIN = 0.25
 # A change shows in at least so much evidence, and leaves what was known before this much weight.
-_CHANGE_WEIGHT_MIN = 0.75
+_CHANGE_WEIGHT_MIN = 1.5
 _CHANGE_SIGMAS = 4.0
 _CHANGED_WEIGHT = 1.0
 _REST_WEIGHT = 0.5

@@ -26,11 +26,19 @@ _CAPACITY_AT = 256
 # Below this dispersion the load is kept by the clients, not by arrivals.
 _CLOSED_DISPERSION = 0.3
 _DRAIN_LIFETIMES = 1.2
+# Saturated: near its capacity, with very many in flight.
 _SATURATED = 0.95
+_SATURATED_SEQUENCES = 128
 _TRIAL_S_MAX = 60.0
 _TRIAL_AFTER_S = 3.0
 _SEEN_WEIGHT = 1.0
 _LOST_TRIAL = 1.2
+# A trial ends with so many windows of the new role alone if they are clear, else with the most; it
+# is lost by more than so much.
+_TRIAL_WEIGHT = 4.0
+_TRIAL_WEIGHT_MAX = 15.0
+_TRIAL_GAIN = 0.01
+_BESIDE_WEIGHT = 0.25
 
 
 class RoleChoice:
@@ -55,7 +63,7 @@ class RoleChoice:
         here, there = self._model(self.role), self._model(_other(self.role))
         after = in_flight + sequences
         if here is not None and there is not None:
-            self._react(here, there, after, now)
+            self._react(here, there, after, now, nothing_in_flight=in_flight == 0)
             if self.role is before and self._due(now):
                 self._look(here, there, loads, now)
         return Reason.STAY if self.role is before else Reason.SWITCH
@@ -75,17 +83,24 @@ class RoleChoice:
         self._since = now
         self._lost_s = 0.0
 
-    def _react(self, here: ServerModel, there: ServerModel, sequences: int, now: float) -> None:
-        """Choose at the first request and while traffic is new; later only flee from a burst."""
+    def _react(
+        self,
+        here: ServerModel,
+        there: ServerModel,
+        sequences: int,
+        now: float,
+        *,
+        nothing_in_flight: bool,
+    ) -> None:
+        """Choose freely at the first request, readily while traffic is new; later flee bursts."""
         if not (here.known and there.known):
             return
         ratio = _seconds(here, sequences) / _seconds(there, sequences)
         if not self._started:
-            # Nothing is in flight: the choice is free.
             self._started = True
-            if ratio > 1:
+            if ratio > 1 and nothing_in_flight:
                 self.role = there.role
-            return
+                return
         tuning = self._learner.tuning
         new = self.traffic.observed_s < _TRIAL_AFTER_S and self.switches == 0
         limit = 1 + tuning.switch_gain if new else tuning.overload_ratio
@@ -103,7 +118,8 @@ class RoleChoice:
             if now < self._trial_until and not self._decided(here, there, loads, sequences):
                 return
             self._trial_until = None
-            if here.known and there.known and self._gain(here, there) > 0.005:
+            # The other role's windows all come from before; this one's, if any, are few.
+            if not here.known or (there.known and self._gain(here, there) > _TRIAL_GAIN):
                 self._switch(now)
             return
         if draining:
@@ -150,12 +166,18 @@ class RoleChoice:
         """Whether a trial has shown enough. A spec server that is much slower while the load still
         moves to it would be more so under all of it.
         """
-        if _weight(here, sequences) >= _SEEN_WEIGHT:
-            return True
-        now_here = sum(load.sequences for load in loads if load.role is self.role)
-        seen = now_here > 0 and here.known and _weight(here, now_here) >= 0.25
-        slower = seen and _seconds(here, now_here) > _LOST_TRIAL * _seconds(there, now_here)
-        return slower and self.role is Role.SPEC
+        seen = _weight(here, sequences)
+        if seen >= _TRIAL_WEIGHT:
+            curve = here.curve(sequences)
+            doubt = 2 * curve.noise * math.sqrt(1 / seen + 1 / max(_weight(there, sequences), 1.0))
+            ratio = _seconds(there, sequences) / _seconds(here, sequences)
+            return seen >= _TRIAL_WEIGHT_MAX or abs(ratio - 1) > doubt
+        moved = sum(load.sequences for load in loads if load.role is self.role)
+        beside = here.beside
+        if self.role is not Role.SPEC or moved == 0 or beside.weight(moved) < _BESIDE_WEIGHT:
+            return False
+        seconds = beside.seconds(moved) / self._learner.interference().slowdown
+        return seconds > _LOST_TRIAL * _seconds(there, moved)
 
     def _gain(self, here: ServerModel, there: ServerModel) -> float:
         """Return the share of the time in flight that the other role would save."""
@@ -178,7 +200,8 @@ class RoleChoice:
         }
         most = max(capacities.values(), default=0.0)
         rate = self.traffic.tokens_per_s
-        if rate > _SATURATED * capacities.get(self.role, math.inf):
+        full = rate > _SATURATED * capacities.get(self.role, math.inf)
+        if full and self.traffic.sequences > _SATURATED_SEQUENCES:
             return True
         return rate <= self._learner.tuning.switch_load_max * most
 
