@@ -8,23 +8,23 @@ import uvloop
 
 from loadtest.crew import _watch
 
-SIZE = 8 << 20
+SIZE = 32 << 20
 
 
-def test_a_result_larger_than_the_pipes_buffer_arrives_whole() -> None:
-    async def receive() -> bytes:
-        ours, theirs = Pipe()
-        heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        _watch(ours, lambda: heard.set_result(ours.recv()))
-        sender = Thread(target=theirs.send, args=(b"x" * SIZE,))
-        sender.start()
+def test_a_result_larger_than_the_pipes_buffer_is_sent_whole_by_a_process_that_listens() -> None:
+    ours, theirs = Pipe()
+    received: list[bytes] = []
+    reader = Thread(target=lambda: received.append(theirs.recv()), daemon=True)
+
+    async def send() -> None:
+        _watch(ours, lambda: None)
+        reader.start()
         try:
-            return await asyncio.wait_for(heard, 20)
+            ours.send(b"x" * SIZE)
         finally:
             asyncio.get_running_loop().remove_reader(ours.fileno())
-            ours.close()
-            sender.join()
-            theirs.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert len(runner.run(receive())) == SIZE
+    with ours, theirs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(send())
+        reader.join(20)
+        assert [len(message) for message in received] == [SIZE]
