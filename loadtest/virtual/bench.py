@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import ceil
 
+from loadtest.engine_model import Gpu
 from loadtest.pacing import ClosedLoop, OpenLoop, Pacer, Ramp
 from loadtest.reading import Arrival
 from loadtest.virtual.curves import Curve, best_split, capacity_tok_s, measure
@@ -21,7 +22,13 @@ from loadtest.virtual.scenario import Scenario, Start
 from loadtest.virtual.station import Event, Server, server_specs
 from loadtest.virtual.synthetic import synthetic_trace
 from loadtest.workload import Ask, Lengths, Recorded, Workload
-from router.core.calibration import Calibration, ServerProfile, TpotPoint
+from router.core.calibration import (
+    Calibration,
+    Interference,
+    ServerProfile,
+    TpotPoint,
+    TtftPoint,
+)
 from router.core.learner import Learner
 from router.core.policy import make_policy
 from router.core.tuning import Tuning
@@ -31,6 +38,7 @@ from router.core.types import Layout, Policy
 _WINDOWS = 10.0
 _BAND = 0.02
 _MISJUDGED = 1.3
+_TTFT_TOKENS = (256, 2048, 8192)
 THRESHOLDS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 
 
@@ -207,7 +215,8 @@ class Bench:
             [
                 (server, measure(server, self.lengths).scaled(slowness))
                 for server, slowness in zip(self.scenario.servers, (factor, 1.0), strict=True)
-            ]
+            ],
+            self.scenario.layout,
         )
 
     def _replay(self, demand: float) -> tuple[Pacer, "_Remembered"]:
@@ -248,9 +257,14 @@ class Bench:
         return world.run(self._pacer, self._workload, self.until_s, events, self._looks_s)
 
 
-def calibration_of(known: Sequence[tuple[Server, Curve]]) -> Calibration:
+def calibration_of(known: Sequence[tuple[Server, Curve]], layout: Layout) -> Calibration:
     """Return what a calibration file would hold of servers with these curves."""
-    return Calibration(tuple(_profile(server, curve) for server, curve in known))
+    slowdown = 1.0 if layout is Layout.DISJOINT else 1 / Gpu.CONTENDED_SHARE_OF_TWO
+    return Calibration(
+        tuple(_profile(server, curve) for server, curve in known),
+        layout=layout,
+        interference=Interference(slowdown, slowdown * (1 - _BAND), slowdown * (1 + _BAND)),
+    )
 
 
 def _profile(server: Server, curve: Curve) -> ServerProfile:
@@ -259,6 +273,7 @@ def _profile(server: Server, curve: Curve) -> ServerProfile:
             return None
         return "on" if level <= server.threshold else "off"
 
+    params = server.params
     points = (
         (level, level / rate) for level, rate in zip(curve.levels, curve.rates_tok_s, strict=True)
     )
@@ -266,6 +281,11 @@ def _profile(server: Server, curve: Curve) -> ServerProfile:
         server.role,
         tpot=tuple(
             TpotPoint(n, s, s * (1 - _BAND), s * (1 + _BAND), _WINDOWS, mode(n)) for n, s in points
+        ),
+        ttft=tuple(
+            TtftPoint(tokens, s, s * (1 - _BAND), s * (1 + _BAND))
+            for tokens in _TTFT_TOKENS
+            if (s := params.prefill_pass_s + params.prefill_token_s * tokens) > 0
         ),
     )
 

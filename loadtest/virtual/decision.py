@@ -14,7 +14,7 @@ from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
 from router.core.steering import Steering
-from router.core.types import RequestShape, Role
+from router.core.types import Layout, RequestShape, Role
 
 SERVERS = 8
 IN_FLIGHT = 1000
@@ -39,7 +39,8 @@ def measure_decision() -> Reached:
     specs = server_specs(servers)
     # Rates that order the roles; what they are does not change what a decision costs.
     curve = Curve((1, 8, 64, 256), (200.0, 1500.0, 8000.0, 13900.0))
-    learner = Learner(specs, calibration=calibration_of([(s, curve) for s in (spec[0], base[0])]))
+    known = [(server, curve) for server in (spec[0], base[0])]
+    learner = Learner(specs, calibration=calibration_of(known, Layout.DISJOINT))
     ledger = Ledger(specs)
     health = {server.name: ServerHealth() for server in specs}
     for one in health.values():
