@@ -177,7 +177,8 @@ class RoleChoice:
         if self.role is not Role.SPEC or moved == 0 or beside.weight(moved) < _BESIDE_WEIGHT:
             return False
         seconds = beside.seconds(moved) / self._learner.interference().slowdown
-        return seconds > _LOST_TRIAL * _seconds(there, moved)
+        # Loads far below were perhaps never seen on the other role: time does not fall with load.
+        return seconds > _LOST_TRIAL * _seconds(there, max(moved, sequences / 2))
 
     def _gain(self, here: ServerModel, there: ServerModel) -> float:
         """Return the share of the time in flight that the other role would save."""

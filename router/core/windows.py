@@ -11,7 +11,7 @@ _TOKENS_SOON = 64.0
 _BUSY_S_LONG = 1.0
 _TOKENS_MIN = 24.0
 _LENGTH_S_MAX = 60.0
-_GROWTH_MAX = 0.5
+_GROWTH_MAX = 0.25
 
 
 @dataclass(frozen=True, slots=True)
