@@ -68,6 +68,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "a split on shared GPUs",
         ("shared-chain",),
         ("shared-single",),
+        tuning=Tuning(learn_layout=False),
         layout=Layout.DISJOINT,
         levels=(16, 64),
     ),

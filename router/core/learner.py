@@ -281,6 +281,8 @@ class Learner:
     def layout(self) -> Layout:
         """The layout that the servers behave by: the declared one unless it is refuted."""
         known = self._interference
+        if not self.tuning.learn_layout:
+            return self.declared
         if self.declared is Layout.DISJOINT and known.low > SHARED_MIN:
             return Layout.SHARED
         if self.declared is Layout.SHARED and known.high < SHARED_MIN:

@@ -45,3 +45,5 @@ class Tuning:
     # Shared GPUs: compare the mean load that each server would have at the traffic's token rate.
     # Off: compare both at the load of now, which the slower server itself has raised.
     compare_at_equal_rate: bool = True
+    # Trust what is measured of interference over the declared layout.
+    learn_layout: bool = True

@@ -228,6 +228,11 @@ class TestLearntLayout:
         assert steered.learner.interference().slowdown > 1.3
         assert steered.learner.snapshot()["layout"] == {"declared": "disjoint", "learnt": "shared"}
 
+    def test_the_declared_layout_holds_where_learning_it_is_switched_off(self) -> None:
+        steered = Steered(dict(_PAIR), shared=True, tuning=Tuning(learn_layout=False))
+        steered.run(8, 60)
+        assert steered.learner.layout is Layout.DISJOINT
+
     @pytest.mark.parametrize("clients", [4, 16, 48])
     def test_gpus_of_their_own_are_not_suspected(self, clients: int) -> None:
         steered = Steered(dict(_PAIR))
