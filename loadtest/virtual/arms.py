@@ -39,9 +39,9 @@ def routed(start: Start) -> str:
 class CaseResult:
     """All arms of a case on one seed.
 
-    `arms` are figures by arm; `chosen` the thresholds found with hindsight; `losses` the seconds
-    lost against known curves and the seconds to settle, from each mark of a course, by arm;
-    `p99_s` the 99th percentile of time per token.
+    `arms` are figures by arm; `chosen` the thresholds found with hindsight; `losses`, of a course
+    on disjoint GPUs, the seconds lost against known curves and the seconds to settle from each mark,
+    by arm; `p99_s` the 99th percentile of time per token.
     """
 
     case: Case
@@ -114,11 +114,16 @@ def _run_replay(bench: Bench, first: bool) -> CaseResult:
 
 
 def _run_course(bench: Bench, first: bool) -> CaseResult:
-    runs = _routed(bench) | {KNOWN: bench.known()}
+    runs = _routed(bench)
     chosen = {}
-    if first:
-        for policy in (SPEC_ONLY, BASE_ONLY, LEAST):
+    shared = bench.scenario.layout is Layout.SHARED
+    if first or shared:
+        for policy in (SPEC_ONLY, BASE_ONLY):
             runs[policy] = bench.fixed(policy)
+    if not shared:
+        runs[KNOWN] = bench.known()
+    if first:
+        runs[LEAST] = bench.fixed(LEAST)
         for arm, policy in ((THRESHOLD, "threshold"), (SPILL, "split")):
             chosen[arm], runs[arm] = bench.best(policy, _fewest_tokens)
         runs |= _others(bench)
@@ -129,7 +134,7 @@ def _run_course(bench: Bench, first: bool) -> CaseResult:
             for a, z in pairwise(ends_s)
         )
         for arm, run in runs.items()
-        if arm.startswith("routed")
+        if KNOWN in runs and arm.startswith("routed")
     }
     return _result(bench, runs, chosen, losses)
 

@@ -45,7 +45,7 @@ def demand_rows(found: Iterable[Reached]) -> Rows:
     """Return the table of demands: limit, the worst value, where it was, and whether it is met."""
     rows = [["figure", "limit", "reached", "values", "worst at", ""]]
     for item in found:
-        sign = ">=" if item.demand.at_least is not item.demand.must_miss else "<"
+        sign = "<" if item.demand.must_miss else ">=" if item.demand.at_least else "<="
         rows.append(
             [
                 f"{item.demand.name}: {item.demand.title}",
@@ -87,7 +87,7 @@ def _rows(results: Sequence[CaseResult]) -> Rows:
     if scenario.demands:
         reference = SPILL if SPILL in results[0].arms else "better server"
         return _table(results, f"mean completion, s: {reference}", _completion_s, max)
-    if scenario.levels:
+    if scenario.levels or not results[0].losses:
         reference = SPLIT if SPLIT in results[0].arms else "better server"
         return _table(results, f"tok/s: {reference}", _tok_s, min)
     rows = _table(results, f"tok/s: {KNOWN}", _known_tok_s, min)

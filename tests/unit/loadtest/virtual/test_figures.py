@@ -122,6 +122,7 @@ def test_every_kind_of_load_is_run_with_its_rivals_and_shown(
     first = found[0].arms
     assert {"routed cold", "spec-only", "base-only", "least-inflight", "round-robin"} <= set(first)
     assert {"two spec", "two base"} <= set(first) or layout == "shared"
+    assert bool(found[0].losses) == (kind == "course" and layout == "disjoint")
     text = markdown(found, [])
     assert "### small" in text
     assert "seeds 1, 2" in text
