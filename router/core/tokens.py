@@ -245,7 +245,10 @@ class TokenCounter:
             elif self._line_index is None:
                 # The first index is the sequence's; later ones number tool calls.
                 self._line_index = int(mark[_INDEX])
-        self._ready = not (self._inside or self._carry or self._sequences > 1)
+        # Bytes that end with a text's last quote are no whole event: alike ones may end with an
+        # escaped quote.
+        whole = data.endswith(b"\n")
+        self._ready = whole and not (self._inside or self._carry or self._sequences > 1)
         if not self._ready:
             return
         if texts == 1 and text_end > text_at and len(data) - text_end <= _SUFFIX_BYTES_MAX:

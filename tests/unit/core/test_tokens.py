@@ -2,7 +2,7 @@ import json
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.token_estimate import measure
@@ -226,6 +226,8 @@ _TEXTS = st.lists(
 
 @settings(deadline=None)
 @given(texts=_TEXTS, tokens=st.integers(1, 10**6), every=st.booleans(), seed=st.integers())
+# Bytes that end with a text's last quote, then alike ones that end with an escaped quote.
+@example(texts=[":\\", ":", _NASTY, _NASTY, _NASTY], tokens=1, every=False, seed=99)
 def test_where_the_bytes_are_cut_makes_no_difference(
     texts: list[str], tokens: int, every: bool, seed: int
 ) -> None:

@@ -76,7 +76,8 @@ def test_a_sweep_finds_the_crossover_and_leaves_all_its_files(
     assert report == capsys.readouterr().out
     lines = (out["rows"] / "spec-16-round-1.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
-    assert {row["status"] for row in rows} == {200}
+    # A request that the visit's end cut short may have had no head yet.
+    assert {row["status"] for row in rows if row["ending"] == "ok"} == {200}
     assert sorted(path.name for path in out["plots"].iterdir()) == [
         f"{name}.{kind}" for name in ("latency", "speed", "step") for kind in ("png", "svg")
     ]
