@@ -40,8 +40,8 @@ class CaseResult:
     """All arms of a case on one seed.
 
     `arms` are figures by arm; `chosen` the thresholds found with hindsight; `losses`, of a course
-    on disjoint GPUs, the seconds lost against known curves and those to settle from each mark, by
-    arm; `p99_s` the 99th percentile of time per token.
+    on disjoint GPUs, the seconds lost against known curves and the seconds to settle from each
+    mark, by arm; `p99_s` the 99th percentile of time per token.
     """
 
     case: Case
