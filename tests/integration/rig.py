@@ -189,6 +189,9 @@ class Engine:
         finally:
             self.open_connections -= 1
             writer.transport.abort()
+            # A reset stays in a future of the protocol, which complains if nobody asks for it.
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
 
     async def _read(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
