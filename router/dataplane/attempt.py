@@ -223,6 +223,8 @@ class Attempt:
         self._exchange = Exchange(context, cycle, connection)
         self._connection = connection
         connection.start(self._exchange, head, body, head_request=cycle.method == "HEAD")
+        if cycle.full:  # since before there was anything to pause
+            self._exchange.pause()
 
     def _with_rid(self) -> bytes:
         """Return the body with an id in it that this attempt can be aborted by.

@@ -81,14 +81,14 @@ class Call:
     """One request, and what is learnt of it. `refused`: servers that took no connection for it."""
 
     __slots__ = (
-        "_host", "_parts", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task", "arrived",
+        "_body", "_host", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task", "arrived",
         "attempt", "cycle", "decision", "record", "refused", "route",
     )  # fmt: skip
 
     def __init__(self, host: Host, cycle: Cycle, route: Route) -> None:
         self._host = host
         self._stage = _Stage.QUEUED
-        self._parts: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._size_bytes = 0
         self._stalled_at: float | None = None
         self._task: asyncio.Task[Reply] | None = None
@@ -126,9 +126,14 @@ class Call:
         self._read_at = self._host.clock()
         self._size_bytes += len(data)
         if self._size_bytes <= self._host.body_bytes_max:
-            self._parts.append(data)
+            if not self._body:
+                self._body = data
+                return
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += data  # in place: chunks of two bytes may be millions
             return
-        self._parts.clear()
+        self._body = b""
         if self._stage is _Stage.READING:
             self.answer(errors.body_too_large(self._host.body_bytes_max))
 
@@ -167,8 +172,8 @@ class Call:
     @property
     def body(self) -> bytes:
         """The request's body."""
-        parts = self._parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        self._body = bytes(self._body)
+        return self._body
 
     def attempted(self, attempt: Attempt) -> None:
         """Take the result of an attempt, and let the relay go on."""
@@ -269,7 +274,7 @@ class Call:
         if self._stage is _Stage.ENDED:
             return
         self._stage = _Stage.ENDED
-        self._parts.clear()
+        self._body = b""
         record = self.record
         record.duration_s = self._host.clock() - self.arrived
         record.status = record.status or _CLIENT_LEFT

@@ -118,6 +118,11 @@ class Cycle:
         self.started = self.response_complete = False
         self._chunked = self._until_close = self._ended = False
 
+    @property
+    def full(self) -> bool:
+        """Whether the client reads more slowly than is written."""
+        return self._connection.full
+
     def go_on(self) -> None:
         """Tell a client that waits for it to send its body."""
         self.expects = False

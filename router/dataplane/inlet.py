@@ -5,9 +5,9 @@ from the parser's callbacks straight into a call, without ASGI's messages, event
 keep uvicorn's place for a request, so that its keep-alive timer, its order of pipelined requests
 and its shutdown hold for both; `tests/unit/dataplane/test_inlet.py` names what is relied on.
 
-Besides, the head of a request is bounded; uvicorn takes one of any length. An offer to go on in
-another protocol is passed over, as HTTP allows: uvicorn passes over the request's body with it, and
-Java's client, for one, makes the offer with its first request.
+Besides, heads, trailers and what waits behind a request are bounded; uvicorn takes any amount of
+each. An offer to go on in another protocol is passed over, as HTTP allows: uvicorn passes over the
+request's body with it, and Java's client, for one, makes the offer with its first request.
 
 A client that closes its sending side counts as gone: the wire looks the same when it closes all,
 and a client that has left has to stop the engine at once.
@@ -26,8 +26,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from router.dataplane.cycle import Call, Cycle
 from router.dataplane.relay import Relay
 
-# And one read more, at most.
+# Of what is no body: heads, trailers, chunk extensions. And one read more, at most.
 HEAD_BYTES_MAX = 64 * 1024
+# Requests that wait behind one that is being answered; a client that sends more at once is let go.
+QUEUED_MAX = 256
 # Once closed, a connection gets this long for what its client has still to read or to send,
 LINGER_S = 30.0
 # and this much of what it still sends is read and dropped.
@@ -70,16 +72,15 @@ class Inlet(HttpToolsProtocol):
         if self._drained_bytes is not None:
             self._drop(len(data))
             return
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
+        rest: bytes | memoryview | None = data
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._pass_over(data[offer.args[0] :])
+            while rest is not None:
+                rest = self._parse(rest)
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         else:
-            if self._in_head and self._head_bytes > HEAD_BYTES_MAX:
+            if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("The head of the request is too long.")
 
     def pause_writing(self) -> None:
@@ -129,6 +130,10 @@ class Inlet(HttpToolsProtocol):
         if parser.should_upgrade():
             return
         self._in_head = False
+        if self._closes:
+            return  # what comes behind the last request is none
+        if len(self.pipeline) == QUEUED_MAX:
+            raise ValueError("too many requests behind one another")
         url = self.url
         if url[:1] != b"/":
             url = _path_of(url)
@@ -151,6 +156,7 @@ class Inlet(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Take bytes of a body."""
+        self._head_bytes = 0
         cycle = self.cycle
         if not isinstance(cycle, Cycle):
             super().on_body(body)
@@ -208,19 +214,31 @@ class Inlet(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start a request that was pipelined, or any that is ASGI's."""
+        if self.pipeline:
+            self.flow.pause_reading()  # uvicorn has just gone on; there is enough to do
         if isinstance(cycle, Cycle):
-            self._begin(cycle)
+            # Not at once: each of a long row would stand on the stack of the one before.
+            self.loop.call_soon(self._begin, cycle)
         else:
             super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request; in the middle of a response, just close."""
+        if self._closes:
+            return
         if self._active is None:
             super().send_400_response(msg)
         else:
             self.transport.close()
 
+    @property
+    def _closes(self) -> bool:
+        """Whether nothing more will be answered."""
+        return self._drained_bytes is not None or self.transport.is_closing()
+
     def _begin(self, cycle: Cycle) -> None:
+        if self._closes:
+            return
         self._active = cycle
         if cycle.call is not None:
             cycle.call.begin()
@@ -240,19 +258,31 @@ class Inlet(HttpToolsProtocol):
         if self._drained_bytes > LINGER_BYTES_MAX:
             self.transport.abort()
 
-    def _pass_over(self, rest: bytes) -> None:
-        """Read a request again as if it offered nothing. `rest` is what came behind its head."""
+    def _parse(self, data: bytes | memoryview) -> memoryview | None:
+        """Parse up to the end, or to an offer; return what came behind that, None if nothing."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._pass_over():
+                return memoryview(data)[offer.args[0] :]
+        return None
+
+    def _pass_over(self) -> bool:
+        """Read a head again as if it offered nothing; False if its request makes no sense then."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.send_400_response("This is no proxy.")
-            return
-        head = [method, b" ", self.url, b" HTTP/1.1\r\n"]
+            return False
+        version = self.parser.get_http_version().encode("ascii")
+        head = [method, b" ", self.url, b" HTTP/", version, b"\r\n"]
         for name, value in self.headers:
             if name != b"upgrade":
                 head += [name, b": ", value, b"\r\n"]
         self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._head_bytes = 0
-        self.data_received(b"".join((*head, b"\r\n", rest)))
+        self.parser.feed_data(b"".join((*head, b"\r\n")))
+        return True
 
 
 def protocol(relay: Relay, own_paths: Iterable[str]) -> type[asyncio.Protocol]:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from router.dataplane.inlet import HEAD_BYTES_MAX
+from router.dataplane.inlet import HEAD_BYTES_MAX, QUEUED_MAX
 from router.settings import Timeouts
 from tests.integration.rig import (
     BOTH_LOOPS,
@@ -151,6 +151,107 @@ async def test_pipelined_requests_are_answered_in_their_order_the_routers_own_am
             await asyncio.wait_for(reader.readuntil(end), PATIENCE_S)
         await rig.record(4)
         assert [record.status for record in rig.observer.records] == [200, 200, 404, 200]
+        writer.close()
+
+
+async def test_a_long_row_of_requests_that_the_router_answers_itself_needs_no_stack() -> None:
+    async def script(call: Call) -> None:
+        await go_on.wait()
+        await call.reply(b'{"ok": true}')
+
+    go_on = asyncio.Event()
+    async with running() as rig:
+        rig.spec.script = script
+        row = request("GET", "/nope") * (QUEUED_MAX - 1)
+        reader, writer = await rig.raw(
+            request("POST", CHAT, BODY) + row + request("POST", OWN_PATH, b"mine")
+        )
+        await until(lambda: rig.spec.calls)
+        go_on.set()
+        assert (await reader.readuntil(b'{"ok": true}')).startswith(b"HTTP/1.1 200")
+        for _ in range(QUEUED_MAX - 1):
+            assert (await reader.readuntil(b"}}")).startswith(b"HTTP/1.1 404")
+        await asyncio.wait_for(reader.readuntil(b"mine"), PATIENCE_S)
+        writer.close()
+
+
+@pytest.mark.parametrize("lines", [(), OFFER])
+async def test_what_waits_behind_a_request_is_bounded(lines: tuple[str, ...]) -> None:
+    """However long it goes on: reading stops at the first one, and takes too many for an attack."""
+
+    async def script(call: Call) -> None:
+        await asyncio.sleep(0)
+        await call.reply(b'{"ok": true}')
+
+    async with running() as rig:
+        rig.spec.script = script
+        _, writer = await rig.raw(request("GET", "/v1/models", b"", *lines) * 4 * QUEUED_MAX)
+        await until(lambda: not rig.busy)
+        await rig.settled()
+        assert len(rig.spec.calls) < QUEUED_MAX
+        writer.close()
+
+
+async def test_a_few_requests_at_a_time_may_go_on_for_ever() -> None:
+    few = QUEUED_MAX // 2
+    async with running() as rig:
+        reader, writer = await rig.raw(b"")
+        for _ in range(4):
+            writer.write(request("POST", CHAT, BODY) + request("GET", "/nope") * few)
+            assert (await reader.readuntil(b'{"ok": true}')).startswith(b"HTTP/1.1 200")
+            for _ in range(few):
+                await asyncio.wait_for(reader.readuntil(b"}}"), PATIENCE_S)
+        writer.close()
+
+
+@pytest.mark.parametrize("path", [CHAT, OWN_PATH, "/nope"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        request("POST", CHAT, b"x" * 101),
+        request("POST", "/nope", b"x", "expect: 100-continue"),
+        request("GET", "/nope", b"", "connection: close"),
+    ],
+)
+async def test_what_comes_behind_the_last_answer_is_no_request(
+    last: bytes, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(body_bytes=100) as rig:
+        reader, writer = await rig.raw(last + request("POST", path, BODY))
+        wire = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        assert wire.count(b"HTTP/1.1") == 1
+        writer.close()
+        await until(lambda: not rig.busy)
+        await rig.record()
+        assert not rig.spec.calls
+        assert rig.health["spec"].transport_errors == 0
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("start", [b"2\r\n{}\r\n0\r\nx: ", b"2;x="])
+async def test_trailers_and_extensions_without_end_are_not_kept(start: bytes) -> None:
+    async with running() as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        _, writer = await rig.raw(head.encode() + start)
+        sent_bytes = 0
+        with contextlib.suppress(ConnectionError):
+            while sent_bytes < 2**27:
+                writer.write(b"y" * 65536)
+                await writer.drain()
+                sent_bytes += 65536
+        assert sent_bytes < 2**27
+        await until(lambda: not rig.busy)
+        assert (await rig.record()).outcome == "client_disconnect"
+
+
+async def test_an_offer_of_an_old_client_leaves_it_old() -> None:
+    async with running() as rig:
+        rig.spec.script = lambda call: call.stream(event("a"), DONE)
+        wire = request("POST", CHAT, BODY, *OFFER).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        reader, writer = await rig.raw(wire)
+        assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).endswith(
+            b"\r\n\r\n" + event("a") + DONE
+        )
         writer.close()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import resource
 import socket
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from tests.integration.rig import (
     BOTH_LOOPS,
     CHAT,
     DONE,
+    OWN_PATH,
     Call,
     Engine,
     Rig,
@@ -69,6 +71,19 @@ async def test_a_slow_client_holds_its_engine_back_and_gets_every_byte() -> None
         rig.spec.script = Flood()
         assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
         assert rig.spec.connections == 1
+
+
+async def test_a_client_that_did_not_read_before_its_turn_holds_its_engine_back_too() -> None:
+    flood = Flood()
+    async with running() as rig:
+        rig.spec.script = flood
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", rig.port))
+            deaf.setblocking(False)
+            wire = request("POST", OWN_PATH, b"z" * 2**19) + request("POST", CHAT, BODY)
+            await asyncio.get_running_loop().sock_sendall(deaf, wire)
+            assert await flood.stuck() < BIG_COUNT
 
 
 async def test_a_slow_client_is_not_taken_for_a_slow_engine() -> None:
@@ -212,6 +227,26 @@ async def test_a_body_that_does_not_come_is_not_waited_for(begun: bytes) -> None
         assert b"x-crossover-error: body_stalled" in wire
         assert not rig.spec.calls
         assert (await rig.record()).outcome == "rejected"
+        writer.close()
+
+
+async def test_a_body_in_very_small_chunks_takes_no_more_memory_than_its_bytes() -> None:
+    count = 100_000
+    async with running() as rig:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        reader, writer = await rig.raw(head.encode())
+        tracemalloc.start()
+        try:
+            writer.write(b"2\r\nab\r\n" * count)
+            await writer.drain()
+            await until(lambda: writer.transport.get_write_buffer_size() == 0)
+            writer.write(b"1\r\nc\r\n0\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            # The wire's bytes and those of the body, in some copies; 40 bytes a chunk if kept.
+            assert tracemalloc.get_traced_memory()[1] < 3_000_000
+        finally:
+            tracemalloc.stop()
+        assert rig.spec.calls[0].body == b"ab" * count + b"c"
         writer.close()
 
 
