@@ -5,7 +5,7 @@ ENGINE := .venv-engine
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-deploy test-engine check fix bench-overhead clean
+.PHONY: help demo test sim test-deploy test-engine check fix bench-overhead clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

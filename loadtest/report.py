@@ -34,7 +34,8 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 def _origin(found: Mapping[str, Any]) -> str:
     setting, made = found["setting"], found["provenance"]
-    host, commit = made["host"], made["commit"] or "no git checkout"
+    host = made["host"]
+    commit = f"Commit {made['commit'][:12]}" if made["commit"] else "No git checkout"
     dirty = ", with changes" if made["dirty"] else ""
     gpus = ", ".join(host["gpus"] or []) or "no GPU here"
     load = (
@@ -44,7 +45,7 @@ def _origin(found: Mapping[str, Any]) -> str:
         f"rounds, with the lowest and the highest."
     )
     place = (
-        f"Commit {commit[:12]}{dirty}; client on {host['cpu']}, {host['cores']} cores; {gpus}; "
+        f"{commit}{dirty}; client on {host['cpu']}, {host['cores']} cores; {gpus}; "
         f"seed {made['seed']}."
     )
     lines = [load, place]

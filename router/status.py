@@ -128,13 +128,15 @@ def _crossover(load: int | None) -> str:
         return "crossover: base is faster at every load"
     if load >= CROSSOVER_MAX:
         return f"crossover: spec is faster at every load up to {CROSSOVER_MAX}"
-    return f"crossover: base alone is faster than spec from {load} sequences on"
+    return f"crossover: base alone is believed faster than spec from {load} sequences on"
 
 
 def _regret(shares: Mapping[str, float | None]) -> str:
     known = [(_ORACLES[name], share) for name, share in shares.items() if share is not None]
+    if not known:
+        return "tokens missed: not known yet"
     texts = ", ".join(f"{oracle} {share:+.1%}" for oracle, share in known)
-    return f"tokens missed, of the {texts or 'not known yet'}"
+    return f"tokens missed, of the {texts}"
 
 
 def _table(servers: Sequence[Mapping[str, Any]], models: Mapping[str, Any]) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_screen_has_the_policy_the_servers_the_crossover_and_the_reasons() -> 
     text = screen(URL, TOLD)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "crossover 1.2.3 at http://127.0.0.1:30000: policy marginal (summed), layout" in lines[0]
-    assert "crossover: base alone is faster than spec from 9 sequences on" in lines
+    assert "crossover: base alone is believed faster than spec from 9 sequences on" in lines
     assert "fast spec up 4 6+1, KV 25% 556 20 active, off, off 31%" in lines
     assert "latest 4 decisions: marginal 3, explore 1" in lines
     missed = "better role alone -10.0%, best fixed rule +0.4%, best split +2.0%"
@@ -74,6 +74,7 @@ def test_a_screen_of_a_router_that_knows_nothing() -> None:
     told["decisions"] = {"decisions": []}
     text = screen(URL, told)
     assert "crossover: not known yet" in text
+    assert "tokens missed: not known yet" in text
     assert "nothing is measured yet" in text
     assert "latest 0 decisions: none" in text
 
