@@ -216,7 +216,7 @@ class Bench:
                 (server, measure(server, self.lengths).scaled(slowness))
                 for server, slowness in zip(self.scenario.servers, (factor, 1.0), strict=True)
             ],
-            self.scenario.layout,
+            self.case.layout or self.scenario.layout,
         )
 
     def _replay(self, demand: float) -> tuple[Pacer, "_Remembered"]:

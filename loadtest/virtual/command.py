@@ -143,22 +143,30 @@ def _trace(path: str | None, scenarios: Sequence[Scenario]) -> tuple[Arrival, ..
 
 
 def _mutate(asked: argparse.Namespace) -> int:
-    """Run all mutations; exit code 1 if one of them makes no figure miss."""
+    """Run all mutations; exit code 1 if one of them shows in no figure."""
     jobs: list[Job] = []
-    parts: list[tuple[Mutation, slice]] = []
+    parts: list[tuple[Mutation, slice, slice]] = []
     for mutation in MUTATIONS:
         begin = len(jobs)
-        for case in mutation.cases():
-            jobs += [(case, seed, False) for seed in range(1, asked.seeds + 1)]
-        parts.append((mutation, slice(begin, len(jobs))))
+        whole = [
+            (case, seed, False) for case in mutation.cases() for seed in range(1, asked.seeds + 1)
+        ]
+        jobs += whole
+        jobs += [(mutation.mutate(case), seed, first) for case, seed, first in whole]
+        middle = begin + len(whole)
+        parts.append((mutation, slice(begin, middle), slice(middle, len(jobs))))
     found = run_jobs(jobs, _progress(), asked.processes)
     unseen = []
-    for mutation, part in parts:
-        missed = mutation.missed(found[part])
-        if not missed:
+    for mutation, whole_part, mutated_part in parts:
+        pair = mutation.seen(found[whole_part], found[mutated_part])
+        if pair is None:
             unseen.append(mutation.name)
-        for item in missed:
-            print(f"{mutation.name}: {item.demand.name} misses, {item.value:.3f} at {item.where}")
+            continue
+        met, missed = pair
+        print(
+            f"{mutation.name}: {missed.demand.name} {missed.value:.3f} instead of {met.value:.3f} "
+            f"at {missed.where}; limit {missed.demand.limit:g}"
+        )
     print(
         f"sim: {len(MUTATIONS) - len(unseen)} of {len(MUTATIONS)} mutations seen"
         + (f"; not seen: {', '.join(unseen)}" if unseen else "")

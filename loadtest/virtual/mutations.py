@@ -1,6 +1,6 @@
 """Mutations of the steering code: each takes a part away, and a demanded figure must then miss.
 
-A figure that is met without the part would not show its loss.
+It must be met with the part, on the same case and seed: else it would show nothing.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from router.core.types import Layout
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """What is taken away, and of the figures named, in these scenarios, at least one must miss.
+    """What is taken away; of the figures named, in these scenarios, at least one must show it.
 
     `levels` keeps to those of a scenario that show it; none: all.
     """
@@ -29,18 +29,35 @@ class Mutation:
     levels: tuple[int, ...] = ()
 
     def cases(self) -> list[Case]:
-        """Return the cases to run."""
+        """Return the cases to run, with nothing taken away."""
         return [
-            replace(case, tuning=self.tuning, layout=self.layout)
+            case
             for name in self.scenarios
             for case in cases(load(name))
             if not self.levels or case.level in self.levels
         ]
 
-    def missed(self, results: Sequence[CaseResult]) -> list[Reached]:
-        """Return the demands that miss, as one should."""
-        found = (demand(name).reached(results) for name in self.demands)
-        return [item for item in found if item is not None and not item.met]
+    def mutate(self, case: Case) -> Case:
+        """Return a case without the part."""
+        return replace(case, tuning=self.tuning, layout=self.layout)
+
+    def seen(
+        self, whole: Sequence[CaseResult], mutated: Sequence[CaseResult]
+    ) -> tuple[Reached, Reached] | None:
+        """Return a figure that is met by the whole and missed without the part, on the same case
+        and seed: both, the worst such; None if there is none.
+        """
+        found = []
+        for name in self.demands:
+            for one, other in zip(whole, mutated, strict=True):
+                pair = demand(name).reached([one]), demand(name).reached([other])
+                if pair[0] and pair[1] and pair[0].met and not pair[1].met:
+                    found.append((pair[0], pair[1]))
+        return max(found, key=_gap, default=None)
+
+
+def _gap(pair: tuple[Reached, Reached]) -> float:
+    return abs(pair[0].value - pair[1].value) / pair[1].demand.limit
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -62,7 +79,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("steady-chain", "steady-tree"),
         ("steady-single", "steady-split"),
         tuning=Tuning(pooled_slope=False),
-        levels=(8, 16, 32, 64),
+        levels=(6, 24, 96),
     ),
     Mutation(
         "a split on shared GPUs",
