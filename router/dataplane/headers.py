@@ -97,13 +97,8 @@ def encode_head(
 
 
 def _filtered(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    named = first(headers, b"connection")
-    if named is None or named in (b"keep-alive", b"close"):
+    named = [value for name, value in headers if name == b"connection"]
+    if not named or named in ([b"keep-alive"], [b"close"]):
         return [pair for pair in headers if pair[0] not in dropped]
-    named_too = {
-        token.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for token in value.split(b",")
-    }
+    named_too = {token.strip().lower() for value in named for token in value.split(b",")}
     return [pair for pair in headers if pair[0] not in dropped and pair[0] not in named_too]

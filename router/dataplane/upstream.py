@@ -248,7 +248,9 @@ class Connection(asyncio.Protocol):
             return
         keep = self._parser.should_keep_alive()
         self._complete()
-        if keep and self.usable:
+        if self._transport is not None and self._transport.get_write_buffer_size():
+            self.abort()  # answered unread: nothing that is sent behind the rest need ever be read
+        elif keep and self.usable:
             self.resume()
             self._pool.put(self)
         else:

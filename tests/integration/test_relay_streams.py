@@ -1,6 +1,7 @@
 """Streams: when they are committed, and what a client sees when they go wrong."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterable
 from typing import TypeVar
@@ -10,7 +11,7 @@ import openai
 import pytest
 
 from router.settings import Timeouts
-from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, event, running, until
+from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, event, running, until
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
@@ -455,3 +456,27 @@ async def test_a_stream_may_last_longer_than_every_limit() -> None:
         record = await rig.record()
         assert record.outcome == "ok"
         assert record.duration_s > timeouts.idle_s
+
+
+async def test_a_connection_whose_request_was_answered_unread_is_used_no_more() -> None:
+    class Hasty(Engine):
+        """Answers before it has read the body."""
+
+        async def _read(
+            self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int
+        ) -> Call | None:
+            head = await reader.readuntil(b"\r\n\r\n")
+            return Call(reader, writer, number, "POST", head.split()[1].decode(), [], b"")
+
+    async def refuse(call: Call) -> None:
+        await call.reply(b"{}", 413)
+        with contextlib.suppress(ConnectionError):
+            await call.reader.read()
+        call.closed = True
+
+    async with running(engines={"spec": Hasty(refuse)}, body_bytes=2**24) as rig:
+        for connection in (1, 2):
+            big = b'{"rid":"mine","x":"' + b"x" * 2**24
+            response = await rig.http.post(CHAT, content=big[: 2**24])
+            assert response.status_code == 413
+            assert rig.spec.connections == connection

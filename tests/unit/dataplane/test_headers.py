@@ -67,3 +67,8 @@ def test_a_response_says_who_served_and_why() -> None:
         (b"x-crossover-server", b"spec"),
         (b"x-crossover-reason", b"dwell"),
     ]
+
+
+def test_every_connection_header_names_what_stops_here() -> None:
+    given = [(b"connection", b"keep-alive"), (b"connection", b"X-Hop"), (b"x-hop", b"1")]
+    assert forwarded_request([*given, (b"x-stays", b"2")]) == [(b"x-stays", b"2")]
