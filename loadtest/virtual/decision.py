@@ -24,7 +24,7 @@ _DECISIONS = 25
 DECISION = Demand(
     "decision",
     f"CPU us of a decision, median, {SERVERS} servers and {IN_FLIGHT} in flight",
-    "",
+    (),
     lambda _: None,
     20.0,
     at_least=False,

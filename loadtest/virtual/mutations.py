@@ -91,7 +91,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "comparison at equal load on shared GPUs",
-        ("trace-shared-chain", "trace-shared-tree"),
+        ("trace-shared-field",),
         ("shared-trace",),
         tuning=Tuning(compare_at_equal_rate=False),
     ),
