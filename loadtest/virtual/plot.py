@@ -14,13 +14,17 @@ _LINES = (
     (BASE_ONLY, "base only", "#1f78b4", 1.2),
 )
 
+# Fewer levels make no line.
+LEVELS_MIN = 4
+
 
 def draw(results: Sequence[CaseResult], out: Path) -> list[Path]:
-    """Draw all scenarios that hold levels on disjoint GPUs; nothing if there is none."""
+    """Draw all scenarios that hold enough levels on disjoint GPUs; nothing if there is none."""
     groups: dict[str, list[CaseResult]] = {}
     for result in results:
         if result.case.level is not None and SPLIT in result.arms and COLD in result.arms:
             groups.setdefault(result.case.scenario.name, []).append(result)
+    groups = {n: g for n, g in groups.items() if len({r.case.level for r in g}) >= LEVELS_MIN}
     if not groups:
         return []
     figure = new_figure(4.2 * len(groups), 3.4)
@@ -39,7 +43,7 @@ def draw(results: Sequence[CaseResult], out: Path) -> list[Path]:
             axes.plot(levels, worst, label=label, color=colour, linewidth=width, marker=".")
         axes.axhline(1.0, color="black", linewidth=0.6)
         axes.set_xscale("log", base=2)
-        axes.set(title=f"{name}, simulated", xlabel="requests in flight", ylim=(0.3, 1.1))
+        axes.set(title=f"{name}, simulated", xlabel="requests in flight", ylim=(0.3, 1.2))
         axes.grid(alpha=0.25)
         if place == 1:
             axes.set(ylabel="tokens / best split, worst seed")

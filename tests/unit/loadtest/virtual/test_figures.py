@@ -141,7 +141,7 @@ def test_the_command_writes_results_tables_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "small.yaml"
-    path.write_text(SMALL.format(layout="disjoint") + LOADS["levels"])
+    path.write_text(SMALL.format(layout="disjoint") + "levels: [1, 2, 3, 4]\n")
     out = tmp_path / "sim.json"
     arguments = ["--scenario", str(path), "--seeds", "1", "--processes", "1"]
     written = ["--json", str(out), "--markdown", str(tmp_path / "sim.md"), "--plot", str(tmp_path)]
