@@ -51,7 +51,8 @@ def _model_families(
         per_token = learner.tpot_s(name, sequences)
         if per_token is not None:
             for bound, value in zip(_BOUNDS, _rates(sequences, per_token), strict=True):
-                rate.add_metric((*server, bound), value)
+                if value is not None:
+                    rate.add_metric((*server, bound), value)
     yield rate
     crossover = GaugeMetricFamily(
         "router_crossover_concurrency",
@@ -76,9 +77,13 @@ def _model_families(
     yield suspect
 
 
-def _rates(sequences: int, per_token: Estimate) -> tuple[float, float, float]:
-    """Tokens a second: the estimate, then the lower and the higher bound."""
-    return sequences / per_token.value, sequences / per_token.high, sequences / per_token.low
+def _rates(sequences: int, per_token: Estimate) -> tuple[float, float, float | None]:
+    """Tokens a second: the estimate, then the lower and the higher bound, None if there is none.
+
+    Far from every load that was seen the band may reach down to no time at all.
+    """
+    high = sequences / per_token.low if per_token.low > 0 else None
+    return sequences / per_token.value, sequences / per_token.high, high
 
 
 def _regret_families(learner: Learner) -> Iterator[Metric]:

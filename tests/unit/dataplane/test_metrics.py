@@ -219,6 +219,17 @@ def test_what_is_not_known_has_no_sample() -> None:
     assert rig.value("router_model_throughput_tokens_per_second", **FAST, bound="low") is None
 
 
+def test_a_rate_that_has_no_bound_above_is_shown_without() -> None:
+    rig = Rig()
+    curve = rig.learner.servers["fast"].on
+    for second in range(100):  # times that vary this much tell nothing of a load that is far away
+        curve.observe(second, 1, 0.001 if second % 2 else 0.1, 1.0)
+    rig.ledger.acquire("fast", RequestShape(1000), rig.now)
+    for bound, known in (("estimate", True), ("low", True), ("high", False)):
+        value = rig.value("router_model_throughput_tokens_per_second", **FAST, bound=bound)
+        assert (value is not None) is known
+
+
 def test_a_pair_that_behaves_as_shared_is_shown() -> None:
     rig = Rig()
     assert rig.value("router_layout_suspect") == 0
