@@ -291,6 +291,11 @@ DIRECT_CALLS = (
         "forward_batch",
         "v2, direct step: draft extend",
     ),
+    _call(
+        "speculative.eagle_info:EagleDraftInput.filter_batch",
+        "new_indices has_been_filtered",
+        "v1, direct step: drops requests that ended",
+    ),
     _call("managers.schedule_batch:Req.check_finished", "", "v1, direct step: bookkeeping"),
     _call(
         "managers.schedule_batch:Req.update_reasoning_tokens",

@@ -9,11 +9,8 @@ included, and the CPU waits for the tokens alone, not for the extend behind them
 from typing import Any
 
 from sglang_patch.adapters.direct import next_tokens
-from sglang_patch.adapters.off_state import OffState
+from sglang_patch.adapters.off_state import OffState, drafting
 from sglang_patch.adapters.one_node import one_node_verify_input
-
-PER_REQUEST = ("bonus_tokens", "hidden_states", "topk_p", "topk_index")
-"""Tensors of the next draft input that hold a row for each request."""
 
 
 def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
@@ -23,10 +20,11 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
     from sglang.srt.managers.utils import GenerationBatchResult
 
     logits_output, can_run_cuda_graph = _forward_target(worker, batch, off)
+    hidden_states = logits_output.hidden_states
     _keep_hidden_states(batch, logits_output)
     tokens = next_tokens(batch, batch.spec_info, logits_output)
     arriving = _Arriving(tokens)
-    following = _extend_draft(worker, batch, off, tokens, logits_output.hidden_states)
+    following = _extend_draft(worker, batch, off, tokens, hidden_states)
     _account(batch.reqs)
     finished = _append(batch, arriving.wait())
     if finished:
@@ -62,10 +60,9 @@ def _forward_target(worker: Any, batch: Any, off: OffState) -> tuple[Any, bool]:
 
 
 def _keep_hidden_states(batch: Any, logits_output: Any) -> None:
-    """Copy what requests asked to see: the extend's graph may reuse its memory."""
-    hidden_states = logits_output.hidden_states
-    if hidden_states is not None and any(r.return_hidden_states for r in batch.reqs):
-        logits_output.hidden_states = hidden_states.clone()
+    """Copy what requests asked to see: a draft may add to its input (llama_eagle3.py:110)."""
+    if any(request.return_hidden_states for request in batch.reqs):
+        logits_output.hidden_states = logits_output.hidden_states.clone()
 
 
 class _Arriving:
@@ -92,10 +89,6 @@ def _extend_draft(worker: Any, batch: Any, off: OffState, tokens: Any, hidden_st
     It then runs for requests that end in this step, too. That is harmless: their slots are freed
     later, and on the GPU whatever reuses them comes later still.
     """
-    from sglang.srt.layers.moe.utils import (
-        speculative_moe_a2a_backend_context,
-        speculative_moe_backend_context,
-    )
     from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
     rows = len(batch.reqs)
@@ -112,11 +105,7 @@ def _extend_draft(worker: Any, batch: Any, off: OffState, tokens: Any, hidden_st
         seq_lens_cpu=batch.seq_lens_cpu,
         req_pool_indices=batch.req_pool_indices,
     )
-    with (
-        worker.draft_tp_context(worker.draft_model_runner.tp_group),
-        speculative_moe_backend_context(),
-        speculative_moe_a2a_backend_context(),
-    ):
+    with drafting(worker, worker.draft_model_runner):
         return worker.forward_draft_extend_after_decode(batch)
 
 
@@ -151,5 +140,4 @@ def _keep_unfinished(draft_input: Any, batch: Any) -> None:
 
     rows = [row for row, request in enumerate(batch.reqs) if not request.finished()]
     index = torch.tensor(rows, dtype=torch.int64, device=batch.device)
-    for name in PER_REQUEST:
-        setattr(draft_input, name, getattr(draft_input, name)[index])
+    draft_input.filter_batch(index, has_been_filtered=False)

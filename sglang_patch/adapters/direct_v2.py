@@ -7,7 +7,7 @@ is short, what the CPU has to launch sets the pace.
 from typing import Any
 
 from sglang_patch.adapters.direct import next_tokens
-from sglang_patch.adapters.off_state import OffState
+from sglang_patch.adapters.off_state import OffState, drafting
 from sglang_patch.adapters.one_node import one_node_verify_input
 
 
@@ -24,11 +24,11 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
     device = torch.get_device_module(worker.device)
     # Made on the scheduler's stream: keep its memory until the forward stream has read it.
     batch.seq_lens.record_stream(device.current_stream())
-    rows = len(batch.seq_lens)
-    target = _forward_target(worker, batch, off)
+    rows, seq_lens_after = len(batch.seq_lens), batch.seq_lens + 1
+    target = _forward_target(worker, batch, off, seq_lens_after)
     tokens = next_tokens(batch, batch.spec_info, target.logits_output)
     following = EagleDraftInput(
-        bonus_tokens=tokens, new_seq_lens=batch.seq_lens + 1, verify_done=device.Event()
+        bonus_tokens=tokens, new_seq_lens=seq_lens_after, verify_done=device.Event()
     )
     following.verify_done.record()
     result = GenerationBatchResult(
@@ -45,8 +45,12 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
     return result
 
 
-def _forward_target(worker: Any, batch: Any, off: OffState) -> Any:
-    """Run the target on the slots that the scheduler has reserved (eagle_info_v2.py:257-332)."""
+def _forward_target(worker: Any, batch: Any, off: OffState, seq_lens_after: Any) -> Any:
+    """Run the target on the slots that the scheduler has reserved (eagle_info_v2.py:257-332).
+
+    Stock prepares the graph's inputs before the forward, which then copies two of them once more
+    (cuda_graph_runner.py:1327-1330).
+    """
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
     from sglang.srt.speculative.eagle_info_v2 import assign_extend_cache_locs_func
 
@@ -56,7 +60,7 @@ def _forward_target(worker: Any, batch: Any, off: OffState) -> Any:
         req_pool_indices=batch.req_pool_indices,
         req_to_token=worker.req_to_token_pool.req_to_token,
         start_offset=batch.seq_lens,
-        end_offset=batch.seq_lens + 1,
+        end_offset=seq_lens_after,
         batch_size=len(batch.seq_lens),
         draft_token_num=1,
         device=batch.input_ids.device,
@@ -73,11 +77,8 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
     candidates already (eagle_draft_extend_cuda_graph_runner.py:425).
     """
     import torch
-    from sglang.srt.layers.moe.utils import (
-        speculative_moe_a2a_backend_context,
-        speculative_moe_backend_context,
-    )
     from sglang.srt.speculative.eagle_info import EagleDraftInput
+    from sglang.srt.speculative.spec_utils import maybe_detect_nan
     from sglang.srt.utils import fast_topk
 
     rows, runner = len(batch.seq_lens), drafter.cuda_graph_runner_for_draft_extend
@@ -88,11 +89,7 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
         num_correct_drafts=off.constants.zeros(rows),
         num_accept_tokens=off.constants.ones(rows),
     )
-    with (
-        drafter.draft_tp_context(drafter.draft_runner.tp_group),
-        speculative_moe_backend_context(),
-        speculative_moe_a2a_backend_context(),
-    ):
+    with drafting(drafter, drafter.draft_runner):
         forward_batch = extend_input.prepare_for_extend_to_fill_draft_kvcache(
             batch, result.next_token_ids, 1, drafter.draft_runner, runner
         )
@@ -105,6 +102,7 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
             ).logits_output
             probabilities = torch.softmax(output.next_token_logits, dim=-1)
             topk_p, topk_index = fast_topk(probabilities, drafter.topk, dim=-1)
+    maybe_detect_nan(output.next_token_logits, "draft_extend_for_decode")
     following = result.next_draft_input
     following.topk_p, following.topk_index = topk_p, topk_index
     following.hidden_states = output.hidden_states

@@ -58,10 +58,6 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
     topk, since its graph picks the next draft's candidates
     (eagle_draft_extend_cuda_graph_runner.py:104).
     """
-    from sglang.srt.layers.moe.utils import (
-        speculative_moe_a2a_backend_context,
-        speculative_moe_backend_context,
-    )
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
     from sglang.srt.utils import get_available_gpu_memory
 
@@ -84,13 +80,7 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
             )
     extend_backend, extend_graph_runner = drafter.draft_extend_attn_backend, None
     if graphs:
-        # The draft's experts run on a backend of their own, which a capture records
-        # (eagle_worker.py:231-235).
-        with (
-            swapped(arguments, cuda_graph_bs=list(sizes)),
-            speculative_moe_backend_context(),
-            speculative_moe_a2a_backend_context(),
-        ):
+        with swapped(arguments, cuda_graph_bs=list(sizes)), drafting(drafter, draft_runner):
             extend_backend, extend_graph_runner = _extend(drafter, draft_runner)
     logger.info(
         "Speculation switch: OFF steps use %s, %s; draft extend: %s. "
@@ -106,6 +96,24 @@ def build_off_state(drafter: Any, target_runner: Any, draft_runner: Any) -> OffS
     )
     constants = Constants(target_runner.device)
     return OffState(attn_backend, graph_runner, extend_backend, extend_graph_runner, constants)
+
+
+@contextmanager
+def drafting(drafter: Any, draft_runner: Any) -> Iterator[None]:
+    """Enter what stock enters around all that the draft runs: its experts have a backend of their
+    own, which a capture records (eagle_worker.py:231-235).
+    """
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
+
+    with (
+        drafter.draft_tp_context(draft_runner.tp_group),
+        speculative_moe_backend_context(),
+        speculative_moe_a2a_backend_context(),
+    ):
+        yield
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.engine.harness.cases import FEATURES, SAMPLED
-from tests.engine.harness.comparing import assert_same_answers
+from tests.engine.harness.cases import BIASED, DRAWN, FEATURES, FORBIDDEN, SAMPLED, SHOWN
+from tests.engine.harness.comparing import assert_same_answers, tokens_at
 from tests.engine.harness.laboratory import Laboratory
 from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, TREE, Case, Engine, Job
 
@@ -30,13 +30,23 @@ def test_a_batch_that_needs_only_logits_is_stepped_directly(
     assert direct == all_steps > 0
 
 
-@pytest.mark.parametrize("feature", ["logprobs", "penalties"])
+@pytest.mark.parametrize(
+    "case",
+    [FEATURES["logprobs"], FEATURES["penalties"], BIASED, FORBIDDEN],
+    ids=lambda case: case.name,
+)
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_a_feature_of_the_stock_verification_is_left_to_it(
-    engine: Engine, feature: str, laboratory: Laboratory
+    engine: Engine, case: Case, laboratory: Laboratory
 ) -> None:
-    direct, all_steps = steps(Job(engine, [FEATURES[feature]], OFF), laboratory)
+    processors = {"enable_custom_logit_processor": True}
+    job = Job(engine.with_options("processors", **processors), [case], OFF)
+    direct, all_steps = steps(job, laboratory)
     assert direct == 0 < all_steps
+    if case is FORBIDDEN and engine.spec_v2:
+        return  # the stock verification of v2 ignores custom processors
+    plain = Job(PLAIN.with_options("processors", **processors), [case])
+    assert_same_answers(*(laboratory.result(each, case.name) for each in (job, plain)))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
@@ -66,3 +76,34 @@ def test_both_kinds_of_off_step_give_the_same_answers(
     plain = Job(PLAIN, list(FEATURES.values()))
     assert_same_answers(result, laboratory.result(plain, "staggered"))
     assert result.accounting == CLEAN
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_hidden_states_are_those_of_the_stock_verification(
+    engine: Engine, laboratory: Laboratory
+) -> None:
+    engine = engine.with_options("shown", enable_return_hidden_states=True)
+    result, stock = (
+        laboratory.result(Job(engine, [SHOWN], each), "shown") for each in (OFF, STALE)
+    )
+    assert result.internal_state["spec_switch"]["direct_steps"] > 0
+    for request, output, expected in zip(
+        SHOWN.requests, result.outputs, stock.outputs, strict=True
+    ):
+        assert len(output.hidden_states) == (len(output.steps) if request.hidden_states else 0)
+        for states, wanted in zip(output.hidden_states, expected.hidden_states, strict=True):
+            assert states == pytest.approx(wanted, abs=1e-4)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=str)
+def test_ranks_that_draw_differently_go_on_with_one_of_the_draws(
+    engine: Engine, laboratory: Laboratory
+) -> None:
+    """The first token is the prefill's, where stock does not make ranks agree."""
+    job = Job(engine.on_two_ranks(), [DRAWN], {**OFF, "SGLANG_CPU_OMP_THREADS_BIND": "0|1"})
+    first, second = (laboratory.result(job, "drawn", rank) for rank in (0, 1))
+    assert first.internal_state["spec_switch"]["direct_steps"] == len(first.modes) > 0
+    assert tokens_at(0, first) != tokens_at(0, second)
+    for one, other in zip(first.tokens, second.tokens, strict=True):
+        assert one[1:] == other[1:]
+    assert first.accounting == second.accounting == CLEAN

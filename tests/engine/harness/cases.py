@@ -200,6 +200,37 @@ SAMPLED = Case(
 )
 """The same question many times, with temperature: a sample of the distribution of answers."""
 
+DRAWN = Case(
+    "drawn",
+    [
+        Request(prompt(8, 730 + i), 20, sampling={**ENDLESS, "temperature": i / 2, "top_p": 0.9})
+        for i in range(6)
+    ],
+)
+"""Each with a temperature of its own, the first one greedy."""
+
+BIASED = Case(
+    "biased",
+    [
+        Request(prompt(7, 700), sampling={**ENDLESS, "logit_bias": {"9": 2.5, "70": 4.0}}),
+        Request(prompt(7, 701), 12, sampling=ENDLESS),
+    ],
+)
+
+FORBIDDEN = Case(
+    "forbidden",
+    [Request(prompt(7, 710 + i), forbidden=[*range(2, 60)], sampling=ENDLESS) for i in range(2)],
+)
+
+SHOWN = Case(
+    "shown",
+    [
+        Request(prompt(9, 720 + i), 10 + 4 * i, at=i, hidden_states=i != 1, sampling=ENDLESS)
+        for i in range(3)
+    ],
+)
+"""Two requests that want their hidden states and one that does not."""
+
 FEATURES: Mapping[str, Case] = {
     case.name: case
     for case in (

@@ -74,7 +74,8 @@ class Request:
     """One request; `at` and `abort_at` count iterations of the scheduler's loop within the case.
 
     A request that `follows` another is the next turn of its conversation: it arrives when that one
-    has ended, and its prompt continues that one's prompt and output.
+    has ended, and its prompt continues that one's prompt and output. `forbidden` tokens are
+    taken out by a custom logit processor.
     """
 
     prompt: Sequence[int]
@@ -83,6 +84,8 @@ class Request:
     follows: int | None = None
     abort_at: int | None = None
     top_logprobs: int | None = None
+    hidden_states: bool = False
+    forbidden: Sequence[int] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -100,7 +103,7 @@ class Output:
     """One request's answer.
 
     `steps` are its decode steps: (number of the step in the case, tokens output before it, tokens
-    that it added).
+    that it added); `hidden_states` are one vector for each, if asked for.
     """
 
     tokens: list[int]
@@ -110,6 +113,7 @@ class Output:
     retractions: int
     logprobs: list[float]
     top_logprobs: list[list[tuple[float, int]]]
+    hidden_states: list[list[float]]
     steps: list[tuple[int, int, int]]
 
 

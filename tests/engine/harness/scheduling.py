@@ -25,6 +25,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.observability.req_time_stats import APIServerReqTimeStats
 from sglang.srt.plugins import load_plugins
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -130,7 +131,7 @@ class Conversation:
         scheduler.send_to_tokenizer.send_output = self._collect_control
         scheduler.process_batch_result = lambda batch, result: self._observe(process, batch, result)
         scheduler.last_batch = None
-        torch.manual_seed(0)
+        torch.manual_seed(scheduler.tp_rank)  # ranks that sample each for itself would differ
         try:
             scheduler.run_event_loop()
         except CaseDoneError:
@@ -183,7 +184,9 @@ class Conversation:
 
     def _tokenized(self, index: int, request: Request) -> TokenizedGenerateReqInput:
         sampling = SamplingParams(
-            **{"temperature": 0.0, **request.sampling}, max_new_tokens=request.max_new_tokens
+            **{"temperature": 0.0, **request.sampling},
+            max_new_tokens=request.max_new_tokens,
+            custom_params={"token_ids": list(request.forbidden)} if request.forbidden else None,
         )
         sampling.normalize(self._scheduler.tokenizer)
         sampling.verify(self._scheduler.model_config.vocab_size)
@@ -198,6 +201,10 @@ class Conversation:
             top_logprobs_num=request.top_logprobs or 0,
             token_ids_logprob=None,
             stream=False,
+            return_hidden_states=request.hidden_states,
+            custom_logit_processor=(
+                DisallowedTokensLogitsProcessor.to_str() if request.forbidden else None
+            ),
             time_stats=APIServerReqTimeStats(),
         )
 
@@ -251,6 +258,8 @@ class Conversation:
                 self._steps[index].append((len(self._batch_sizes) - 1, before, length - before))
             self._lengths[index] = length
             self._collected[index]["tokens"] = list(request.output_ids_through_stop)
+            # The first entry holds all of the prompt's.
+            self._collected[index]["hidden_states"] = request.hidden_states[1:]
 
     def _ended(self, request: Any) -> bool:
         return int(request.rid[1:-1]) not in self._open
@@ -265,6 +274,7 @@ class Conversation:
             retractions=seen["retractions"] or 0,
             logprobs=seen["logprobs"],
             top_logprobs=seen["top_logprobs"],
+            hidden_states=seen["hidden_states"],
             steps=self._steps[index],
         )
 
