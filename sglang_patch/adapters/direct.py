@@ -31,7 +31,7 @@ def is_direct(batch: Any) -> bool:
     )
 
 
-def next_tokens(batch: Any, verify_input: Any, logits_output: Any) -> Any:
+def next_tokens(batch: Any, logits_output: Any) -> Any:
     """Return the token after each request's last one, int32 as stock's (eagle_info.py:277).
 
     What is not greedy is sampled by the stock method, which does no bookkeeping
@@ -44,5 +44,5 @@ def next_tokens(batch: Any, verify_input: Any, logits_output: Any) -> Any:
     maybe_detect_nan(logits, "verify: target model logits")
     if batch.sampling_info.is_all_greedy:
         return torch.argmax(logits, dim=-1).to(torch.int32)
-    tokens, _, _ = verify_input.sample(batch, logits_output)
+    tokens, _, _ = batch.spec_info.sample(batch, logits_output)
     return tokens

@@ -22,7 +22,7 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
     logits_output, can_run_cuda_graph = _forward_target(worker, batch, off)
     hidden_states = logits_output.hidden_states
     _keep_hidden_states(batch, logits_output)
-    tokens = next_tokens(batch, batch.spec_info, logits_output)
+    tokens = next_tokens(batch, logits_output)
     arriving = _Arriving(tokens)
     following = _extend_draft(worker, batch, off, tokens, hidden_states)
     _account(batch.reqs)
@@ -41,14 +41,13 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
 
 def _forward_target(worker: Any, batch: Any, off: OffState) -> tuple[Any, bool]:
     """Allocate one slot a request, as a plain decode step does, and run the target."""
-    import torch
     from sglang.srt.mem_cache.common import alloc_for_decode
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
-    batch.input_ids = batch.spec_info.bonus_tokens.to(torch.int64)
+    verify_input = one_node_verify_input(batch, batch.spec_info.bonus_tokens, off.constants)
+    batch.spec_info, batch.input_ids = verify_input, verify_input.draft_token
     batch.out_cache_loc = alloc_for_decode(batch, token_per_req=1)
-    batch.spec_info = one_node_verify_input(batch, batch.input_ids, off.constants)
     batch.return_hidden_states = False
     batch.forward_mode = ForwardMode.TARGET_VERIFY
     with off.on_target(worker.target_worker.model_runner):

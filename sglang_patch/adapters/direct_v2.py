@@ -26,7 +26,7 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
     batch.seq_lens.record_stream(device.current_stream())
     rows, seq_lens_after = len(batch.seq_lens), batch.seq_lens + 1
     target = _forward_target(worker, batch, off, seq_lens_after)
-    tokens = next_tokens(batch, batch.spec_info, target.logits_output)
+    tokens = next_tokens(batch, target.logits_output)
     following = EagleDraftInput(
         bonus_tokens=tokens, new_seq_lens=seq_lens_after, verify_done=device.Event()
     )
