@@ -6,7 +6,6 @@ answer to that. Nothing in it is trusted: a value of the wrong type or range cou
 what was told too long ago is forgotten.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from router.core.health import ServerHealth
 from router.core.types import EngineReport, ServerSpec, SwitchReport
 from router.dataplane.engine_api import EngineApi, EngineError, NoAnswerError
+from router.dataplane.watch import Watch
 
 PATH = "/v1/loads"
 POLL_S = 2.0
@@ -55,15 +55,13 @@ class LoadPoller:
         clock: Callable[[], float],
         poll_s: float = POLL_S,
     ) -> None:
-        self._servers = servers
         self._health = health
         self._reported = reported
         self._clock = clock
         self._poll_s = poll_s
         self._told: dict[str, Told] = {}
         self._absent_until: dict[str, float] = {}
-        self._api: EngineApi | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch = Watch("load", servers, self._poll, self._pause_s, _log)
 
     def told(self, name: str) -> Told | None:
         """Return the latest report of a server; None if there is none, or it is too old."""
@@ -72,29 +70,15 @@ class LoadPoller:
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._api = EngineApi(ANSWER_TIMEOUT_S)
-        self._tasks = [
-            asyncio.create_task(self._watch(server, self._api), name=f"loads {server.name}")
-            for server in self._servers
-        ]
+        self._watch.start(EngineApi(ANSWER_TIMEOUT_S))
 
     async def aclose(self) -> None:
         """End, and wait until all is closed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._api is not None:
-            await self._api.aclose()
+        await self._watch.aclose()
 
-    async def _watch(self, server: ServerSpec, api: EngineApi) -> None:
-        while True:
-            try:
-                await self._poll(server, api)
-            except Exception:  # noqa: BLE001  (the boundary of a task)
-                _log.exception("asking %s for its load failed unexpectedly", server.name)
-            # One that comes up is asked soon.
-            up = self._health[server.name].up
-            await asyncio.sleep(self._poll_s if up else self._poll_s / 8)
+    def _pause_s(self, server: ServerSpec) -> float:
+        # One that comes up is asked soon.
+        return self._poll_s if self._health[server.name].up else self._poll_s / 8
 
     async def _poll(self, server: ServerSpec, api: EngineApi) -> None:
         name = server.name

@@ -13,7 +13,6 @@ A server that has come up is asked for its settings, and the differences that ma
 servers are warned of.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,6 +21,7 @@ from router.core.parity import ServerFacts, compare
 from router.core.types import ServerSpec
 from router.dataplane.engine_api import EngineApi, NoAnswerError, UnreachableError
 from router.dataplane.facts import Told, read_facts
+from router.dataplane.watch import Watch
 
 TICK_S = 1.0
 
@@ -45,12 +45,10 @@ class Prober:
         self._servers = servers
         self._health = health
         self._interval_s = interval_s
-        self._tick_s = tick_s
         self._clock = clock
         self._asked_at: dict[str, float] = {}
         self._facts_wanted: set[str] = set()
-        self._api: EngineApi | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watch = Watch("probe", servers, self._look, lambda _: tick_s, _log)
 
     def facts(self, name: str) -> ServerFacts | None:
         """Return what the server called `name` told of itself, None before it did."""
@@ -59,30 +57,16 @@ class Prober:
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._api = EngineApi()
-        self._tasks = [
-            asyncio.create_task(self._watch(server, self._api), name=f"probe {server.name}")
-            for server in self._servers
-        ]
+        self._watch.start(EngineApi())
 
     async def aclose(self) -> None:
         """End, and wait until all is closed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._api is not None:
-            await self._api.aclose()
+        await self._watch.aclose()
 
-    async def _watch(self, server: ServerSpec, api: EngineApi) -> None:
-        while True:
-            try:
-                if self._due(server.name):
-                    await self._probe(server, api)
-                    self._asked_at[server.name] = self._clock()
-            except Exception:  # noqa: BLE001  (the boundary of a task)
-                # No answer may end the watch: a server that is not watched never comes back.
-                _log.exception("probe of %s failed unexpectedly", server.name)
-            await asyncio.sleep(self._tick_s)
+    async def _look(self, server: ServerSpec, api: EngineApi) -> None:
+        if self._due(server.name):
+            await self._probe(server, api)
+            self._asked_at[server.name] = self._clock()
 
     def _due(self, name: str) -> bool:
         health = self._health[name]
