@@ -18,6 +18,7 @@ from loadtest.pacing import ClosedLoop, Ramp
 from loadtest.preflight import InputError
 from loadtest.provenance import API_KEY_VARIABLE
 from loadtest.record import RunResult
+from loadtest.results import OutputError
 from loadtest.run_flags import api_key_of
 from loadtest.runner import PROCESSES_MAX, Show, run_load
 from loadtest.server_facts import ServerFacts, ask
@@ -25,6 +26,8 @@ from loadtest.target import Target
 from loadtest.workload import Api, Drawn, Uniform, Workload
 
 LEVEL_MAX = 10_000
+# What a user can mend: asked for wrongly, no such server, no room for the results.
+MENDABLE = (InputError, ValueError, OutputError)
 VISITS_MAX = 1_000_000
 
 

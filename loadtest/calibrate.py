@@ -21,12 +21,12 @@ from loadtest.calibration_points import (
     staircase,
     ttft_points,
 )
+from loadtest.endings import EXIT_INTERRUPTED, ended
 from loadtest.pacing import Ramp
 from loadtest.preflight import InputError
 from loadtest.provenance import provenance
 from loadtest.record import RequestRow, RunResult
 from loadtest.report import short, table
-from loadtest.run_command import EXIT_INTERRUPTED
 from loadtest.runner import Show
 from loadtest.server_facts import ServerFacts
 from loadtest.workload import Recorded, Workload
@@ -257,9 +257,10 @@ def document(found: Calibrating, made: Calibration, argv: Sequence[str]) -> dict
     }
 
 
-async def _measure(options: Options, facts: Mapping[Role, ServerFacts], show: Show) -> Calibrating:
+async def _measure(
+    options: Options, clock: float, facts: Mapping[Role, ServerFacts], show: Show
+) -> Calibrating:
     with bench.stopped_by_signals() as stop:
-        clock = options.bench.clock_of(iter(facts.values()))
         found = Calibrating(options, clock, facts, stop, show)
         await found.run()
         return found
@@ -284,7 +285,7 @@ def _calibrate(options: Options, argv: Sequence[str]) -> int:
         bar(None, (stairs_s + made.together_s) / clock) as show,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        found = runner.run(_measure(options, facts, show))
+        found = runner.run(_measure(options, clock, facts, show))
     if not any(found.levels.values()):
         why = "; ".join(found.problems) or "stopped before the first level was done"
         raise InputError(f"nothing was measured: {why}")
@@ -351,14 +352,8 @@ def _options(asked: argparse.Namespace) -> Options:
 def main(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest calibrate`; return its exit code: 1 incomplete, 2 bad input."""
     asked = parser().parse_args(argv)
-    try:
-        return _calibrate(_options(asked), ["crossover-loadtest", "calibrate", *argv])
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is missing: pip install 'crossover-router[loadtest]'"
-    except (InputError, ValueError, results.OutputError) as error:
-        message = str(error)
-    except KeyboardInterrupt:
-        print("crossover-loadtest calibrate: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    print(f"crossover-loadtest calibrate: {message}", file=sys.stderr)
-    return 2
+    return ended(
+        "crossover-loadtest calibrate",
+        lambda: _calibrate(_options(asked), ["crossover-loadtest", "calibrate", *argv]),
+        bench.MENDABLE,
+    )

@@ -7,7 +7,6 @@ that holds 1 shows no difference.
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from loadtest.bootstrap import SAMPLES_MIN, Interval, Samples, interval
+from loadtest.endings import ended
 from loadtest.preflight import InputError
 from loadtest.report import table
 from loadtest.results import SCHEMA
@@ -277,8 +277,4 @@ def _compare(asked: argparse.Namespace) -> int:
 def main(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest compare`; return its exit code: 1 a point is below, 2 bad input."""
     asked = parser().parse_args(argv)
-    try:
-        return _compare(asked)
-    except InputError as error:
-        print(f"crossover-loadtest compare: {error}", file=sys.stderr)
-    return 2
+    return ended("crossover-loadtest compare", lambda: _compare(asked), (InputError,))

@@ -16,6 +16,7 @@ from typing import TextIO
 from loadtest import results, verdict
 from loadtest.children import ChildError
 from loadtest.client import LoadClient, pool_of
+from loadtest.endings import ended
 from loadtest.engines import ENGINES
 from loadtest.forecast import FIXED_POLICIES, ROUTED, Forecast, forecast
 from loadtest.live import REFRESH_S, Look, Rate, View, decisions, make_view
@@ -290,16 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out=asked.out,
         json=asked.json or str(asked.out / "results.json"),
     )
-    try:
-        return _demo(options, ["crossover", "demo", *arguments])
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is missing: pip install 'crossover-router[loadtest]'"
-    except (ChildError, results.OutputError) as error:
-        message = str(error)
-    except OSError as error:
-        message = f"cannot write to {options.out}: {error.strerror or error}"
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print("crossover demo: stopped", file=sys.stderr)
-        return 130
-    print(f"crossover demo: {message}", file=sys.stderr)
-    return 2
+    return ended(
+        "crossover demo",
+        lambda: _demo(options, ["crossover", "demo", *arguments]),
+        (ChildError, results.OutputError),
+    )

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from loadtest import results
 from loadtest.bar import bar
+from loadtest.endings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_NOTHING, ended, say
 from loadtest.preflight import InputError, check_server
 from loadtest.provenance import provenance
 from loadtest.reading import InputFileError
@@ -18,33 +19,28 @@ from loadtest.runner import run_blocking
 from loadtest.stats import summarise
 from loadtest.validity import client_figures
 
-EXIT_DONE, EXIT_NOTHING, EXIT_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+_COMMAND = "crossover-loadtest run"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest run`; return its exit code."""
-    try:
-        plan = plan_run(argv)
-        for path in (plan.json, plan.rows):
-            if path is not None:
-                results.check_writable(path)
-        _check_servers(plan)
-        with bar(plan.requests, plan.duration_s) as show:
-            result = run_blocking(plan.load, processes=plan.processes, show=show)
-        return _report(plan, result, ["crossover-loadtest", "run", *argv])
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is missing: pip install 'crossover-router[loadtest]'"
-    except (InputError, InputFileError, ValueError, results.OutputError) as error:
-        message = str(error)
-    except KeyboardInterrupt:
-        _say("stopped; nothing is kept")
-        return EXIT_INTERRUPTED
-    _say(message)
-    return EXIT_INPUT
+    return ended(
+        _COMMAND,
+        lambda: _run(argv),
+        (InputError, InputFileError, ValueError, results.OutputError),
+        stopped="stopped; nothing is kept",
+    )
 
 
-def _say(message: str) -> None:
-    print(f"crossover-loadtest run: {message}", file=sys.stderr)
+def _run(argv: Sequence[str]) -> int:
+    plan = plan_run(argv)
+    for path in (plan.json, plan.rows):
+        if path is not None:
+            results.check_writable(path)
+    _check_servers(plan)
+    with bar(plan.requests, plan.duration_s) as show:
+        result = run_blocking(plan.load, processes=plan.processes, show=show)
+    return _report(plan, result, ["crossover-loadtest", "run", *argv])
 
 
 def _check_servers(plan: RunPlan) -> None:
@@ -58,7 +54,10 @@ def _check_servers(plan: RunPlan) -> None:
     if len(problems) == len(plan.urls):
         raise InputError("\n".join(str(problem) for problem in problems))
     for problem in problems:
-        _say(f"{problem}; the other servers are measured, requests to it are counted as they fail")
+        say(
+            _COMMAND,
+            f"{problem}; the other servers are measured, requests to it are counted as they fail",
+        )
 
 
 def run_figures(plan: RunPlan, result: RunResult) -> dict[str, object]:
@@ -77,7 +76,7 @@ def _report(plan: RunPlan, result: RunResult, argv: Sequence[str]) -> int:
     for reading in plan.readings:
         if reading.skipped:
             examples = "; ".join(reading.examples)
-            _say(f"{reading.skipped} lines of {reading.path} left out: {examples}")
+            say(_COMMAND, f"{reading.skipped} lines of {reading.path} left out: {examples}")
     print(
         summary(figures, plan.requests),
         file=sys.stderr if "-" in (plan.json, plan.rows) else sys.stdout,
@@ -87,7 +86,7 @@ def _report(plan: RunPlan, result: RunResult, argv: Sequence[str]) -> int:
     if result.gave_up is not None:
         raise InputError(f"gave up, nothing was ever answered: {result.gave_up}")
     if result.interrupted:
-        _say(f"stopped after {len(result.rows)} requests; what was measured is kept")
+        say(_COMMAND, f"stopped after {len(result.rows)} requests; what was measured is kept")
         return EXIT_INTERRUPTED
     return EXIT_DONE if figures["finished"] else EXIT_NOTHING
 

@@ -121,7 +121,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _shape(text: str, high: float) -> Shape:
+def read_shape(text: str, high: float) -> Shape:
+    """Read a shape for argparse."""
     try:
         return parse_shape(text, high=high)
     except ValueError as error:
@@ -169,8 +170,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--url", action="append", required=True)
     made.add_argument("--model", required=True)
     load = made.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=partial(_shape, high=CONCURRENCY_MAX))
-    load.add_argument("--rate", type=partial(_shape, high=RATE_MAX))
+    load.add_argument("--concurrency", type=partial(read_shape, high=CONCURRENCY_MAX))
+    load.add_argument("--rate", type=partial(read_shape, high=RATE_MAX))
     made.add_argument("--arrivals", choices=[kind.value for kind in Gaps])
     made.add_argument("--cv", type=_seconds)
     made.add_argument("--trace")

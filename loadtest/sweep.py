@@ -15,14 +15,16 @@ from typing import Any
 
 from loadtest import bench, report, results
 from loadtest.bench import Bench
+from loadtest.endings import EXIT_INTERRUPTED, ended, say
 from loadtest.pacing import Ramp
 from loadtest.preflight import InputError
 from loadtest.provenance import provenance
 from loadtest.record import RunResult
-from loadtest.run_command import EXIT_INTERRUPTED, write_rows
+from loadtest.run_command import write_rows
+from loadtest.run_flags import read_shape
 from loadtest.runner import Show
 from loadtest.server_facts import ServerFacts
-from loadtest.shape import Shape, parse_shape
+from loadtest.shape import Shape
 from loadtest.sweep_document import Measured, Setting, StepRun, document, visit_figures
 from loadtest.sweep_plan import LEVELS_MAX, ROUNDS_MAX, TARGETS_MAX, Visit, plan
 
@@ -198,9 +200,7 @@ def _check_reachable(facts: Mapping[str, ServerFacts]) -> None:
     if len(silent) == len(facts):
         raise InputError("; ".join(lines))
     for line in lines:
-        print(
-            f"crossover-loadtest sweep: {line}; its requests will count as failed", file=sys.stderr
-        )
+        say("crossover-loadtest sweep", f"{line}; its requests will count as failed")
 
 
 def _target(text: str) -> tuple[str, str]:
@@ -213,10 +213,7 @@ def _target(text: str) -> tuple[str, str]:
 
 
 def _step(text: str) -> Shape:
-    try:
-        shape = parse_shape(text, high=bench.LEVEL_MAX)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    shape = read_shape(text, high=bench.LEVEL_MAX)
     if shape.duration_s is None:
         raise argparse.ArgumentTypeError(f"{text!r}: the last level needs its seconds")
     return shape
@@ -230,7 +227,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="The targets named spec and base give the crossover; every other one is compared "
         "with the better of the two. example: crossover-loadtest sweep --model M "
         "--target spec=http://127.0.0.1:30001 --target base=http://127.0.0.1:30002 "
-        "--target router=http://127.0.0.1:8000 --json sweep.json --plots plots",
+        "--target router=http://127.0.0.1:30000 --json sweep.json --plots plots",
     )
     made.add_argument(
         "--target",
@@ -316,14 +313,8 @@ def _options(asked: argparse.Namespace) -> Options:
 def main(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest sweep`; return its exit code: 1 nothing answered, 2 bad input."""
     asked = parser().parse_args(argv)
-    try:
-        return _sweep(_options(asked), ["crossover-loadtest", "sweep", *argv])
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is missing: pip install 'crossover-router[loadtest]'"
-    except (InputError, ValueError, results.OutputError) as error:
-        message = str(error)
-    except KeyboardInterrupt:
-        print("crossover-loadtest sweep: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    print(f"crossover-loadtest sweep: {message}", file=sys.stderr)
-    return 2
+    return ended(
+        "crossover-loadtest sweep",
+        lambda: _sweep(_options(asked), ["crossover-loadtest", "sweep", *argv]),
+        bench.MENDABLE,
+    )

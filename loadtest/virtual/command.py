@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadtest import results as results_file
+from loadtest.endings import ended
 from loadtest.provenance import provenance
 from loadtest.reading import Arrival, InputFileError, read_trace
 from loadtest.verdict import aligned
@@ -64,24 +65,18 @@ def _seeds(text: str) -> int:
 def main(argv: Sequence[str]) -> int:
     """Run `crossover-loadtest sim`; return its exit code: 0, 1 a figure missed, 2 bad input."""
     asked = parser().parse_args(argv)
-    try:
-        for path in (asked.json, asked.markdown):
-            if path is not None:
-                results_file.check_writable(path)
-        if asked.mutations:
-            return _mutate(asked)
-        return _simulate(asked, argv)
-    except KeyboardInterrupt:
-        print("crossover-loadtest sim: stopped", file=sys.stderr)
-        return 130
-    except ModuleNotFoundError as error:
-        message = f"{error.name} is missing: pip install 'crossover-router[loadtest]'"
-    except (ScenarioError, InputFileError, results_file.OutputError) as error:
-        message = str(error)
-    except OSError as error:
-        message = f"cannot write to {error.filename}: {error.strerror}"
-    print(f"crossover-loadtest sim: {message}", file=sys.stderr)
-    return 2
+    return ended(
+        "crossover-loadtest sim",
+        lambda: _sim(asked, argv),
+        (ScenarioError, InputFileError, results_file.OutputError),
+    )
+
+
+def _sim(asked: argparse.Namespace, argv: Sequence[str]) -> int:
+    for path in (asked.json, asked.markdown):
+        if path is not None:
+            results_file.check_writable(path)
+    return _mutate(asked) if asked.mutations else _simulate(asked, argv)
 
 
 def _simulate(asked: argparse.Namespace, argv: Sequence[str]) -> int:
@@ -106,7 +101,7 @@ def _simulate(asked: argparse.Namespace, argv: Sequence[str]) -> int:
         document |= {"simulated": True, "figures": report.demands_json(figures)}
         results_file.write(asked.json, document)
     if asked.markdown is not None:
-        Path(asked.markdown).write_text(report.markdown(found, figures))
+        results_file.write_text(Path(asked.markdown), report.markdown(found, figures))
     for path in draw(found):
         print(f"Written: {path}", file=stream)
     print(aligned(report.demand_rows(figures)), file=stream)
@@ -126,7 +121,6 @@ def _drawing(folder: str | None) -> Callable[[Sequence[CaseResult]], list[Path]]
         return lambda _: []
     from loadtest.virtual.plot import draw
 
-    Path(folder).mkdir(parents=True, exist_ok=True)
     results_file.check_folder(Path(folder))
     return lambda found: draw(found, Path(folder))
 
