@@ -90,7 +90,6 @@ class Totals:
 
     prompt_tokens: int = 0
     output_tokens: int = 0
-    prefill_passes: int = 0
     decode_steps: int = 0
     sequence_steps: int = 0
     decoded_tokens: int = 0
@@ -327,7 +326,6 @@ class Engine:
         emitted: list[tuple[Sequence, int]],
         ended: list[Sequence],
     ) -> None:
-        self.totals.prefill_passes += 1
         for sequence, tokens in chunks:
             sequence.prefilled_tokens += tokens
             self.kv_used_tokens += tokens

@@ -54,24 +54,16 @@ def redact(argv: Sequence[str]) -> str:
 
 def gpus() -> list[str] | None:
     """Return this machine's GPUs: name, memory and driver; None if it has none that tells."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"],  # noqa: S607
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()] or None
+    query = "--query-gpu=name,memory.total,driver_version"
+    told = told_by("nvidia-smi", query, "--format=csv,noheader") or ""
+    return [line.strip() for line in told.splitlines() if line.strip()] or None
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git says of the checkout this package runs from; None if it runs from none."""
+def told_by(*command: str) -> str | None:
+    """Return what a command says of this machine or this checkout; None if it cannot tell."""
     try:
         done = subprocess.run(  # noqa: S603
-            ["git", *arguments],  # noqa: S607
+            command,
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
@@ -81,6 +73,11 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of the checkout this package runs from; None if it runs from none."""
+    return told_by("git", *arguments)
 
 
 def _dirty() -> bool | None:

@@ -30,7 +30,6 @@ class Contrast:
         self._ended_at: float | None = None
         self._until = 0.0
         self._kept: str | None = None
-        self.trials = 0
 
     def kept(self, loads: Sequence[ServerLoad], now: float) -> str | None:
         """Return the server that gets all requests now, None while there is no trial."""
@@ -66,7 +65,6 @@ class Contrast:
         if lost_s <= _BUDGET_S + learner.tuning.explore_share * (now - began):
             self._kept = best
             self._until = now + _LENGTH_S_MAX
-            self.trials += 1
 
 
 def _sequences(loads: Sequence[ServerLoad], name: str) -> int:

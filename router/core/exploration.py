@@ -24,8 +24,6 @@ class Exploration:
         self._credit = 0.0
         self._last_at: float | None = None
         self._look_at = -math.inf
-        self.probes = 0
-        self.lost_requests = 0.0
 
     def earn(self) -> None:
         """Count a request."""
@@ -56,6 +54,4 @@ class Exploration:
             return False
         self._credit -= loss
         self._last_at = now
-        self.probes += 1
-        self.lost_requests += loss
         return True

@@ -88,7 +88,6 @@ class Exchange:
         self.reply: ErrorReply | sse.Refusal | None = None
         self.broken = False
         self.last = b""
-        self.complete = False
         self.failure: UpstreamError | None = None
         self.error: str | None = None
 
@@ -125,7 +124,6 @@ class Exchange:
 
     def on_end(self) -> None:
         """End the response, unless the stream lacks its end."""
-        self.complete = True
         if self._lacks_end():
             self._give_up(errors.upstream_truncated(self._server))
             return

@@ -6,25 +6,14 @@ from typing import Any
 import pytest
 
 from sglang_patch.adapters.memory import budget_bytes, profile_available_bytes
+from tests.unit.sglang_patch.server_arguments import plain_arguments
 
 FREE_BYTES = 64 << 30
 
 
 def runner(*, is_draft_worker: bool = False, **changes: Any) -> SimpleNamespace:
     arguments: dict[str, Any] = {
-        "speculative_algorithm": "EAGLE3",
         "speculative_eagle_topk": 4,
-        "enable_dp_attention": False,
-        "enable_lora": None,
-        "lora_paths": None,
-        "pp_size": 1,
-        "disaggregation_mode": "null",
-        "speculative_adaptive": False,
-        "enable_multi_layer_eagle": False,
-        "enable_two_batch_overlap": False,
-        "enable_pdmux": False,
-        "attn_cp_size": 1,
-        "device": "cuda",
         "disable_cuda_graph": False,
         "max_running_requests": 64,
         "cuda_graph_bs": [1, 8, 64],
@@ -33,7 +22,7 @@ def runner(*, is_draft_worker: bool = False, **changes: Any) -> SimpleNamespace:
     }
     return SimpleNamespace(
         is_draft_worker=is_draft_worker,
-        server_args=SimpleNamespace(**{**arguments, **changes}),
+        server_args=plain_arguments(**{**arguments, **changes}),
         model_config=SimpleNamespace(context_len=4096, vocab_size=128_256, hidden_size=4096),
     )
 

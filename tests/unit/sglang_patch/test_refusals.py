@@ -12,24 +12,7 @@ from sglang_patch.refusals import (
     server_refusals,
     worker_refusal,
 )
-
-
-def arguments(**changes: Any) -> SimpleNamespace:
-    plain: dict[str, Any] = {
-        "speculative_algorithm": "EAGLE3",
-        "enable_dp_attention": False,
-        "enable_lora": None,
-        "lora_paths": None,
-        "pp_size": 1,
-        "disaggregation_mode": "null",
-        "speculative_adaptive": False,
-        "enable_multi_layer_eagle": False,
-        "enable_two_batch_overlap": False,
-        "enable_pdmux": False,
-        "attn_cp_size": 1,
-        "device": "cuda",
-    }
-    return SimpleNamespace(**{**plain, **changes})
+from tests.unit.sglang_patch.server_arguments import plain_arguments as arguments
 
 
 def test_a_plain_eagle_server_is_not_refused() -> None:
