@@ -181,7 +181,7 @@ def _sweep(options: Options, argv: Sequence[str]) -> int:
         raise sweep.rows_error
     if sweep.stop.is_set():
         return EXIT_INTERRUPTED
-    return 0 if any(run["tok_s"] for run in report.runs_of(found).values()) else 1
+    return 0 if all(run["tok_s"] for run in report.runs_of(found).values()) else 1
 
 
 def _check_outputs(options: Options) -> None:
@@ -311,7 +311,7 @@ def _options(asked: argparse.Namespace) -> Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `crossover-loadtest sweep`; return its exit code: 1 nothing answered, 2 bad input."""
+    """Run `crossover-loadtest sweep`; return its exit code: 1 a point without an answer, 2 bad input."""
     asked = parser().parse_args(argv)
     return ended(
         "crossover-loadtest sweep",

@@ -90,7 +90,7 @@ def test_a_target_that_does_not_answer_is_counted_and_the_rest_goes_on(
     dead = f"http://127.0.0.1:{free_port()}"
     with engines() as urls:
         words = ["--rounds", "1", "--json", str(path)]
-        assert sweep({"base": urls["base"], "spec": dead}, *words) == 0
+        assert sweep({"base": urls["base"], "spec": dead}, *words) == 1
     found = json.loads(path.read_text())
     assert found["runs"]["base@16"]["errors"] == 0
     failed = found["runs"]["spec@16"]
