@@ -13,7 +13,8 @@ import yaml
 
 from router import __version__
 from router.configuration import DEFAULT_ORIGIN, Resolved, resolve
-from router.options import OPTIONS, OneOf
+from router.kinds import OneOf
+from router.options import OPTIONS
 from router.problems import SettingsError, unknown
 from router.settings import Settings
 

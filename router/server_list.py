@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from router.core.types import Layout, Role, ServerSpec
-from router.options import Url
+from router.kinds import Url
 from router.problems import not_allowed, unknown
 from router.settings import NO_SERVER
 from router.yaml_file import YamlFile

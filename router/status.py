@@ -12,7 +12,7 @@ import httpx
 
 from router.core.learner import CROSSOVER_MAX
 from router.curve_plot import Curve, plot
-from router.options import Url
+from router.kinds import Url
 from router.problems import SettingsError, not_allowed
 
 EXIT_OK = 0
