@@ -7,11 +7,22 @@ Unresponsive is not dead: an engine answers probes late while it is in a long pr
 that flowed a moment ago outweighs a failed probe, and an unresponsive server may still be tried
 when there is no other. A transport error is a connection that was refused or broke. One may be a
 stale keep-alive connection; two within a window, with no sign of life between them, are not. An
-answer of any status, 503 and 429 included, shows that the server lives, and is never reported here.
+answer of any status, 503 and 429 included, shows that the server lives, and is never reported here;
+whether the answers are any good is the breaker's to say.
+
+A server that was away and returns is taken for cold, and its share of the work grows step by step.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from router.core.breaker import Breaker
+
+# A server that has returned starts with so many sequences; at the end of its slow start it has so
+# many times as many, and then all that the policy sends.
+_COLD_SEQUENCES = 4
+_WARM_RATIO = 32.0
 
 
 class HealthState(StrEnum):
@@ -41,6 +52,8 @@ class ServerHealth:
     last_token_at: float | None = None
     failed_probes: int = 0
     transport_errors: int = 0
+    returned_at: float | None = None
+    breaker: Breaker = field(default_factory=Breaker)
     _transport_error_at: float = 0.0
 
     @property
@@ -89,9 +102,22 @@ class ServerHealth:
         # A dead server's last bytes may be read after others saw it break: no way back up.
         return self.state is HealthState.UNRESPONSIVE and self._become(HealthState.UP, at)
 
+    def is_cold(self, sequences: int, now: float, slow_start_s: float) -> bool:
+        """Whether it has come back so short a time ago that so many sequences are too many."""
+        if self.returned_at is None or now - self.returned_at >= slow_start_s:
+            return False
+        warmth = max(0.0, now - self.returned_at) / slow_start_s
+        return sequences > _COLD_SEQUENCES * math.pow(_WARM_RATIO, warmth)
+
     def _become(self, state: HealthState, now: float) -> bool:
         if state is self.state:
             return False
+        # One that is up at the first question has been up before the router was.
+        was_away = self.state is HealthState.UNREACHABLE or (
+            self.state is HealthState.UNKNOWN and self.last_error is not None
+        )
+        if state is HealthState.UP and was_away:
+            self.returned_at = now
         self.state = state
         self.since = now
         return True

@@ -11,7 +11,7 @@ count changes, and as the latest times to first token.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from router.core.types import Outcome, Phase, RequestShape, Role, ServerLoad, ServerSpec
@@ -26,7 +26,8 @@ class Totals:
     `sequence_s` and `context_token_s` integrate sequences in flight and their prompt tokens,
     `decode_sequence_s` the sequences that decode. `busy_s` is time with any sequence in flight,
     `decode_busy_s` with any that decodes, `overlap_s` with work here and on another server too.
-    `started_sequences` and `prefilled_tokens` count what has reached its first token.
+    `started_sequences` and `prefilled_tokens` count what has reached its first token,
+    `ended_sequences` what has left.
     """
 
     sequence_s: float = 0.0
@@ -37,6 +38,7 @@ class Totals:
     overlap_s: float = 0.0
     started_sequences: int = 0
     prefilled_tokens: int = 0
+    ended_sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class _Count:
     overlap_s: float = 0.0
     started_sequences: int = 0
     prefilled_tokens: int = 0
+    ended_sequences: int = 0
     _load: ServerLoad | None = None
     ttft: deque[TtftSample] = field(default_factory=lambda: deque(maxlen=TTFT_SAMPLES_MAX))
 
@@ -148,6 +151,7 @@ class _Count:
         else:
             self.decode_sequences -= shape.sequences
         self.context_tokens -= shape.prompt_tokens
+        self.ended_sequences += shape.sequences
         if shape.sequences and not self.prefill_sequences + self.decode_sequences:
             self.busy.change(-1, now)
 
@@ -164,7 +168,7 @@ class Lease:
     acquired_at: float
     prefill_tokens_ahead: int
     _count: _Count = field(repr=False)
-    _open: "OrderedDict[Lease, None]" = field(repr=False)
+    _ledger: "Ledger" = field(repr=False)
     first_token_at: float | None = None
     outcome: Outcome | None = None
     released_at: float | None = None
@@ -180,6 +184,8 @@ class Lease:
             return
         self.first_token_at = now
         self._count.start_decoding(self.shape, now)
+        if self._ledger.on_room is not None:
+            self._ledger.on_room()
 
     def release(self, outcome: Outcome, now: float) -> bool:
         """Give the place back. True the first time; after that nothing changes."""
@@ -198,12 +204,16 @@ class Lease:
                     self.prefill_tokens_ahead + prompt_tokens,
                 )
             )
-        del self._open[self]
+        self._ledger.closed(self)
         return True
 
 
 class Ledger:
-    """The loads of all servers, kept by leases."""
+    """The loads of all servers, kept by leases.
+
+    `on_room` is called whenever a count has become less: when a lease leaves prefill, and when it
+    is released. Its caller is in the middle of something: it must put off what it does.
+    """
 
     def __init__(self, servers: Sequence[ServerSpec]) -> None:
         busy = _Busy()
@@ -212,6 +222,7 @@ class Ledger:
             raise ValueError("server names must be unique")
         # An OrderedDict finds its oldest entry at once; a dict walks over deleted ones first.
         self._open: OrderedDict[Lease, None] = OrderedDict()
+        self.on_room: Callable[[], None] | None = None
 
     def __len__(self) -> int:
         """Open leases."""
@@ -227,10 +238,16 @@ class Ledger:
         if server not in self._counts:
             raise ValueError(f"unknown server {server!r}, known: {', '.join(self._counts)}")
         count = self._counts[server]
-        lease = Lease(server, shape, now, count.prefill_tokens, count, self._open)
+        lease = Lease(server, shape, now, count.prefill_tokens, count, self)
         count.enter(shape, now)
         self._open[lease] = None
         return lease
+
+    def closed(self, lease: Lease) -> None:
+        """Forget a lease: it has been released, and calls this itself."""
+        del self._open[lease]
+        if self.on_room is not None:
+            self.on_room()
 
     def load(self, name: str) -> ServerLoad:
         """Return one server's load. KeyError if there is no such server."""
@@ -253,6 +270,7 @@ class Ledger:
             count.overlap_s,
             count.started_sequences,
             count.prefilled_tokens,
+            count.ended_sequences,
         )
 
     def take_ttft_samples(self, name: str) -> tuple[TtftSample, ...]:

@@ -3,7 +3,10 @@
 A server can take a request if it is up, is not excluded (it has just failed this very request), and
 its context holds prompt and answer. Two exceptions do the least harm: if no server is up, those
 that merely answer no probes are tried; if the request fits nowhere, it is sent as if it fitted,
-because the engine's own error is the honest answer. The policy then chooses among these candidates.
+because the engine's own error is the honest answer. Three more leave servers out: one that is
+drained gets nothing new; one whose breaker is against it, or that is still cold, gets nothing as
+long as another can take the request; and one that has no room (`limits`) is no candidate, so that
+there may be none. The policy then chooses among the candidates.
 
 Four times a second or so the caller brings each server's output tokens (`observe`), which with the
 ledger's integrals make the windows that the learner learns from.
@@ -13,6 +16,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from router.core.admission import Limits  # noqa: TC001
 from router.core.health import HealthState, ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
@@ -40,7 +44,11 @@ class DecisionRecord:
 
 
 class Steering:
-    """The facade of the core: one synchronous call per attempt."""
+    """The facade of the core: one synchronous call per attempt.
+
+    What may be set at any time: `limits`, None for none; `slow_start_s`, 0 for none; `drained`, the
+    names of the servers that get nothing new.
+    """
 
     def __init__(
         self,
@@ -57,6 +65,9 @@ class Steering:
         self.policy = policy
         self.recent: deque[DecisionRecord] = deque(maxlen=recent_max)
         self.learner = learner
+        self.limits: Limits | None = None
+        self.slow_start_s = 0.0
+        self.drained: set[str] = set()
         self._ledger = ledger
         self._health = health
         self._observed: tuple[float, float, float] | None = None
@@ -65,17 +76,30 @@ class Steering:
     def decide(
         self, shape: RequestShape, now: float, exclude: Collection[str] = frozenset()
     ) -> Decision | None:
-        """Choose a server that is not in `exclude`; None if there is none."""
+        """Choose a server that is not in `exclude`; None if there is none, or none has room."""
         loads = self._ledger.loads()
         able = self._able(loads, exclude)
         if not able:
             return None
         fitting = [load for load in able if self._fits(load.name, shape)] or able
-        decision = self.policy.choose(shape, fitting, loads, now)
+        candidates: Sequence[ServerLoad] = [
+            load for load in fitting if self._health[load.name].breaker.admits
+        ] or fitting
+        if self.limits is not None:
+            candidates = self.limits.with_room(shape, candidates, loads)
+            if not candidates:
+                return None
+        if self.slow_start_s and len(candidates) > 1:
+            candidates = self._warm(shape, candidates, now) or candidates
+        decision = self.policy.choose(shape, candidates, loads, now)
         if decision.reason is Reason.ONLY_SERVER and len(fitting) < len(able):
             decision = replace(decision, reason=Reason.CONTEXT_LENGTH)
         self.recent.append(DecisionRecord(now, decision, loads))
         return decision
+
+    def serves(self, exclude: Collection[str] = frozenset()) -> bool:
+        """Whether there is any server for a request that may not go to `exclude`, room or not."""
+        return bool(self._able(self._ledger.loads(), exclude))
 
     def observe(self, now: float, output_tokens: Mapping[str, float]) -> None:
         """Learn from what has happened since the last call. Called about every 0.25 s.
@@ -113,11 +137,23 @@ class Steering:
             able = [
                 load
                 for load in loads
-                if load.name not in exclude and self._health[load.name].state is state
+                if load.name not in exclude
+                and self._health[load.name].state is state
+                and load.name not in self.drained
             ]
             if able:
                 return able
         return []
+
+    def _warm(
+        self, shape: RequestShape, candidates: Sequence[ServerLoad], now: float
+    ) -> Sequence[ServerLoad]:
+        return [
+            load
+            for load in candidates
+            if (health := self._health[load.name]).returned_at is None
+            or not health.is_cold(load.sequences + shape.sequences, now, self.slow_start_s)
+        ]
 
     def _fits(self, name: str, shape: RequestShape) -> bool:
         context_length = self._health[name].context_length

@@ -28,6 +28,7 @@ class TestTotals:
             decode_busy_s=2,
             started_sequences=1,
             prefilled_tokens=100,
+            ended_sequences=1,
         )
 
     def test_overlap_is_time_with_work_on_another_server_too(self) -> None:
