@@ -64,6 +64,9 @@ class Reason(StrEnum):
     AFFINITY = "affinity"
     STAY = "stay"
     SWITCH = "switch"
+    OVERRIDE = "override"
+    TARGET = "target"
+    STORED = "stored"
 
 
 @dataclass(frozen=True, slots=True)
