@@ -49,8 +49,14 @@ def problems(installed: Installed | None, table: Iterable[Hook] = TABLE) -> tupl
         if installed.version in TESTED_VERSIONS
         else [f"SGLang {installed.version} is untested (tested: {', '.join(TESTED_VERSIONS)})"]
     )
-    found += [problem for row in table if (problem := check(row, installed.folder))]
-    return tuple(found)
+    return (*found, *mismatches(installed, table))
+
+
+def mismatches(installed: Installed | None, table: Iterable[Hook]) -> tuple[str, ...]:
+    """Return what is wrong with rows of the table, whatever the version."""
+    if installed is None:
+        return ()
+    return tuple(problem for row in table if (problem := check(row, installed.folder)))
 
 
 def check(row: Hook, folder: Path) -> str | None:

@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
     HOOK = "hook"  # parameters must be exactly these
     CALL = "call"  # these parameters must be among its own
-    FIELDS = "fields"  # a class whose body must assign or annotate these
+    FIELDS = "fields"  # a class whose body must annotate these
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,15 @@ LAUNCHER_HOOKS = (
         "self",
         "server_args:check_server_args",
         "refuses where no flags are parsed",
+        Role.LAUNCHER,
+    ),
+)
+LAUNCH_HOOKS = (
+    _hook(
+        "entrypoints.engine:_wait_for_scheduler_ready",
+        "scheduler_pipe_readers scheduler_procs",
+        "launch:wait_for_scheduler_ready",
+        "ends the start where a scheduler refused",
         Role.LAUNCHER,
     ),
 )
@@ -329,4 +338,4 @@ DIRECT_CALLS = (
     _call("utils:fast_topk", "values topk dim", "v2, direct step: candidates"),
     _call("observability.trace:get_global_tracing_enabled", "", "direct step: not while traced"),
 )
-TABLE = (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS, *CALLS, *DIRECT_CALLS)
+TABLE = (*FLAG_HOOKS, *LAUNCHER_HOOKS, *LAUNCH_HOOKS, *SCHEDULER_HOOKS, *CALLS, *DIRECT_CALLS)

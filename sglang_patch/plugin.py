@@ -5,22 +5,28 @@ It runs before arguments are parsed (launch_server.py:64), and in each scheduler
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_patch import compat
-from sglang_patch.config import is_optional, is_requested
-from sglang_patch.hooks import FLAG_HOOKS, LAUNCHER_HOOKS, SCHEDULER_HOOKS, Hook
-from sglang_patch.refusals import Refusal, refuse
+from sglang_patch.config import ConfigError, is_optional, is_requested
+from sglang_patch.hooks import FLAG_HOOKS, LAUNCH_HOOKS, LAUNCHER_HOOKS, SCHEDULER_HOOKS, Hook
+from sglang_patch.refusals import Refusal, refuse, stop
+
+logger = logging.getLogger(__name__)
 
 _registered: set[str] = set()
 
 
 def register() -> None:
     """Register the hooks that this process needs. Calling it again adds only what is new."""
-    _register(FLAG_HOOKS)
+    if differing := compat.mismatches(compat.find_installed(), FLAG_HOOKS):
+        logger.warning("The speculation switch has no flags here: %s", "; ".join(differing))
+    else:
+        _register(FLAG_HOOKS)
     if not is_requested(os.environ) or not is_compatible():
         return
     _register(LAUNCHER_HOOKS)
@@ -28,6 +34,16 @@ def register() -> None:
     # scheduler's process needs those hooks. It imports its own module before it loads plugins.
     if "sglang.srt.managers.scheduler" in sys.modules:
         _register(SCHEDULER_HOOKS)
+
+
+def apply_to_launch() -> None:
+    """Hook what starts the schedulers, once something is known to be asked for. It lies beyond what
+    SGLang has imported when it loads plugins.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    _register(LAUNCH_HOOKS)
+    HookRegistry.apply_hooks()
 
 
 def is_compatible() -> bool:
@@ -40,7 +56,11 @@ def is_compatible() -> bool:
     refusal = Refusal(
         "this SGLang", "; ".join(found), "Install a tested version, or remove the switch's settings"
     )
-    refuse((refusal,), asked_by="the speculation switch", optional=is_optional(os.environ))
+    try:
+        optional = is_optional(os.environ)
+    except ConfigError as error:  # SGLang would swallow it
+        stop(str(error))
+    refuse((refusal,), asked_by="the speculation switch", optional=optional)
     return False
 
 

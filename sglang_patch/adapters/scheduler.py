@@ -61,8 +61,8 @@ def _announce(config: Config) -> None:
         logger.warning("Speculation switch: modes are forced (%s).", config.schedule)
     else:
         logger.info(
-            "Speculation switch: armed. OFF above %s running requests, ON at or below %s, "
-            "each for %d decode steps at least.",
+            "Speculation switch: armed. OFF above %s running requests, ON again at or below %s, "
+            "after %d decode steps at least.",
             config.disable_above,
             config.enable_at,
             config.dwell_steps,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_patch.config import FLAGS, Config, ConfigError, read_config
-from sglang_patch.plugin import is_compatible
+from sglang_patch.plugin import apply_to_launch, is_compatible
 from sglang_patch.refusals import refuse, server_refusals, stop
 
 
@@ -27,6 +27,8 @@ def from_cli_args(original: Callable[..., Any], cls: Any, args: Any) -> Any:
     """Export what was given (a flag beats the environment), and refuse what cannot work."""
     for setting in FLAGS:
         value = getattr(args, _dest(setting.flag), None)
+        if value == "":
+            stop(f"{setting.flag} is empty. Give it a value, or remove it.")
         if value is not None:
             os.environ[setting.variable] = "1" if value is True else str(value)
     current_config()  # before SGLang reads the model
@@ -60,3 +62,4 @@ def _check(arguments: Any) -> None:
         return
     if refusals := server_refusals(arguments):
         refuse(refusals, asked_by=config.asked_by, optional=config.optional)
+    apply_to_launch()

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.harness.scenario import CHAIN_V2, PLAIN, TREE, Engine
+from tests.engine.harness.scenario import CHAIN_V2, TREE, Engine
 from tests.engine.harness.serving import ServerProcess, start_engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300), pytest.mark.anyio]
@@ -165,39 +164,3 @@ async def test_several_choices_and_streams_cross_switches(
     assert [choice["text"] for choice in reply["choices"]] == [expected] * 4
     assert stream == expected
     assert (await state_in_loads(served))["switches_total"] > before
-
-
-def test_a_server_without_the_flags_shows_no_switch(models: Path, folder: Path) -> None:
-    served = start_engine(TREE, models, folder)
-    try:
-        served.wait_until_healthy()
-        load = httpx.get(served.url + "/v1/loads", timeout=PATIENCE_S).json()["loads"][0]
-        assert "spec_switch" not in load
-        assert "spec_switch" not in httpx.get(served.url + "/metrics", timeout=PATIENCE_S).text
-    finally:
-        served.stop()
-
-
-@pytest.mark.parametrize(
-    ("engine", "told"),
-    [
-        (PLAIN, "--speculative-algorithm"),
-        (TREE.with_options("lora", enable_lora=True, max_lora_rank=8), "--enable-lora"),
-    ],
-    ids=["no-speculation", "lora"],
-)
-def test_what_cannot_switch_is_refused_at_start(
-    engine: Engine, told: str, models: Path, folder: Path
-) -> None:
-    refused = engine.with_options("refused", speculative_disable_batch_threshold=4)
-    served = start_engine(refused, models, folder)
-    try:
-        assert served.process.wait(PATIENCE_S) == 2
-    except subprocess.TimeoutExpired:
-        pytest.fail("the server went on")
-    finally:
-        served.stop()
-    message = served.log.read_text()
-    assert "--speculative-disable-batch-threshold" in message
-    assert told in message
-    assert "Traceback" not in message

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_patch import compat
 from sglang_patch.compat import TESTED_VERSIONS, Installed, problems, report
-from sglang_patch.hooks import FLAG_HOOKS, SCHEDULER_HOOKS, TABLE, Hook, Kind, Role
+from sglang_patch.hooks import TABLE, Hook, Kind, Role
 
 SOURCE = """
 from engine.other import *
@@ -80,10 +80,21 @@ def test_without_sglang_the_command_says_so_and_fails(
     assert "SGLang is not installed" in capsys.readouterr().out
 
 
+def test_a_mismatch_fails_the_command(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing of SGLang's is in that folder."""
+    monkeypatch.setattr(compat, "find_installed", lambda: installed)
+    assert compat.main() == 1
+    assert "MISMATCH" in capsys.readouterr().out
+
+
 def test_the_table_names_no_target_twice_and_every_hook_has_its_adapter() -> None:
     targets = [hook.target for hook in TABLE]
     assert len(targets) == len(set(targets))
     adapters = Path(compat.__file__).parent / "adapters"
-    for hook in (*FLAG_HOOKS, *SCHEDULER_HOOKS):
+    for hook in TABLE:
+        if hook.kind is not Kind.HOOK:
+            continue
         module, _, function = (hook.adapter or "").partition(":")
         assert f"def {function}(" in (adapters / f"{module}.py").read_text(), hook.path

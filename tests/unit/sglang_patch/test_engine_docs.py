@@ -2,7 +2,7 @@ from pathlib import Path
 
 from sglang_patch.adapters.exporter import COUNTERS, GAUGES
 from sglang_patch.config import SETTINGS
-from sglang_patch.hooks import FLAG_HOOKS, LAUNCHER_HOOKS, SCHEDULER_HOOKS
+from sglang_patch.hooks import TABLE, Kind
 from sglang_patch.rule import Mode
 from sglang_patch.telemetry import Telemetry
 
@@ -23,7 +23,8 @@ def test_every_setting_is_documented_as_it_is() -> None:
 def test_every_hook_is_documented_with_its_process_and_reason() -> None:
     assert [row for row in table("## Hooks") if row.startswith("|")] == [
         f"| `{hook.path.removeprefix('sglang.srt.')}` | {hook.role} | {hook.why} |"
-        for hook in (*FLAG_HOOKS, *LAUNCHER_HOOKS, *SCHEDULER_HOOKS)
+        for hook in TABLE
+        if hook.kind is Kind.HOOK
     ]
 
 

@@ -6,7 +6,7 @@ from prometheus_client import REGISTRY, generate_latest
 from sglang_patch.adapters.exporter import Exporter
 from sglang_patch.config import Config
 from sglang_patch.rule import Mode
-from sglang_patch.switch import Switch
+from sglang_patch.switch import ARMED_STEPS_MAX, Switch
 
 
 @pytest.fixture
@@ -42,6 +42,17 @@ def test_unknown_figures_are_left_out_rather_than_zero(exporter: Exporter) -> No
     exporter.export(Switch(Config(8, 6), clock=lambda: 0.0))
     assert shown("accept_length_on") is None
     assert b"sglang:spec_switch_step_seconds{" not in generate_latest()
+
+
+def test_a_switch_without_effect_is_broken(exporter: Exporter) -> None:
+    switch = Switch(Config(8, 6), clock=lambda: 0.0)
+    switch.arm()
+    seen = []
+    for step in range(ARMED_STEPS_MAX + 1):
+        switch.decide(1, 1000, 16, step)
+        exporter.export(switch)
+        seen.append(shown("broken"))
+    assert seen == [0] * ARMED_STEPS_MAX + [1]
 
 
 def test_state_is_one_hot(exporter: Exporter) -> None:
