@@ -78,6 +78,11 @@ class ServerModel:
             return self.off if self.off.known else self.on
         return self.on
 
+    def unseen(self, elapsed_s: float) -> None:
+        """Nothing was seen of the server for so long: in the end, what was not borne out goes."""
+        self.on.unseen(elapsed_s)
+        self.off.unseen(elapsed_s)
+
     def observe(self, window: Window, seconds: float, slowdown: float) -> None:
         """Learn from a window of so many seconds per token; `slowdown` is what another server's
         work beside it costs.

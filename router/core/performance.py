@@ -28,6 +28,8 @@ _CHANGE_WEIGHT_MIN = 1.5
 _CHANGE_SIGMAS = 4.0
 _CHANGED_WEIGHT = 1.0
 _REST_WEIGHT = 0.5
+# So many windows in a row without a change bear out what they say.
+_SETTLED_WEIGHT = 10.0
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3
 # A slope may take at most this share of the level: the line passes above zero at no load.
@@ -72,7 +74,7 @@ def _bucket(sequences: float) -> int:
 class Curve:
     """Time per output token by sequences in flight. All times in seconds."""
 
-    def __init__(self, tuning: Tuning, points: Iterable[Point] = (), now: float = 0.0) -> None:
+    def __init__(self, tuning: Tuning, points: Iterable[Point] = ()) -> None:
         self._tuning = tuning
         self._buckets: dict[int, _Bucket] = {}
         self._run = _Run()
@@ -81,7 +83,8 @@ class Curve:
         self.changes = 0
         self.windows = 0
         self.noise = NOISE_PRIOR
-        self._now = now
+        # None until the first window: what was given does not age before.
+        self._now: float | None = None
         self._weights: dict[int, float] = {}
         self._base = self._slope = 0.0
         self._slopes: dict[int, float] = {}
@@ -89,8 +92,12 @@ class Curve:
         self._loads: list[float] = []
         self._residuals: list[float] = []
         for point in points:
-            self._remember(now, point.sequences, point.seconds, point.weight)
+            self._remember(0.0, point.sequences, point.seconds, point.weight)
         self._fit()
+        self._settled: Curve | None = None
+        self._settled_points = self.points()
+        self._unsettled_weight = 0.0
+        self._unseen_s = 0.0
 
     @property
     def seems_faster(self) -> bool:
@@ -103,9 +110,44 @@ class Curve:
         if not (sound and 0 < sequences <= _SEQUENCES_MAX and weight > 0):
             return
         self.windows += 1
+        self._unseen_s = 0.0
+        if self._now is None:
+            for bucket in self._buckets.values():
+                bucket.at = now
+        changes = self.changes
         self._detect_change(sequences, seconds, weight)
         self._remember(now, sequences, seconds, weight)
         self._now = now
+        self._fit()
+        self._unsettled_weight += weight
+        if self.changes > changes:
+            self._unsettled_weight = weight
+        elif self._unsettled_weight >= _SETTLED_WEIGHT:
+            self._settled, self._settled_points = None, self.points()
+            self._unsettled_weight = 0.0
+
+    def settled(self) -> "Curve":
+        """Return it as it was given or last borne out, without what the latest windows say."""
+        if self._settled is None:
+            self._settled = Curve(self._tuning, self._settled_points)
+        return self._settled
+
+    def unseen(self, elapsed_s: float) -> None:
+        """Nothing was seen for so long. In the end what was not borne out is dropped.
+
+        A burst that was taken for a slower server would else be believed until it is seen again,
+        which for a server that is believed to be slow may be never.
+        """
+        self._unseen_s += elapsed_s
+        if self._unsettled_weight == 0 or self._unseen_s < self._tuning.memory_s:
+            return
+        self._unsettled_weight = 0.0
+        settled = self.settled()
+        for bucket in self._buckets.values():
+            weight = settled.weight(bucket.sequences)
+            if weight >= _FORECAST_WEIGHT_MIN:
+                bucket.seconds = settled.seconds(bucket.sequences)
+                bucket.weight = max(bucket.weight, weight)
         self._fit()
 
     def seconds(self, sequences: float) -> float:
@@ -161,7 +203,8 @@ class Curve:
 
     def _faded(self, bucket: _Bucket) -> float:
         """Return a bucket's weight by now. A rest of it stays: old evidence is better than none."""
-        kept = math.exp(-max(0.0, self._now - bucket.at) / self._tuning.memory_s)
+        age_s = 0.0 if self._now is None else max(0.0, self._now - bucket.at)
+        kept = math.exp(-age_s / self._tuning.memory_s)
         rest = min(bucket.weight, _REST_WEIGHT)
         return rest + (bucket.weight - rest) * kept
 

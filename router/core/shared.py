@@ -95,7 +95,7 @@ class RoleChoice:
         """Choose freely at the first request, readily while traffic is new; later flee bursts."""
         if not (here.known and there.known):
             return
-        ratio = _seconds(here, sequences) / _seconds(there, sequences)
+        ratio = _slower(here, there, sequences)
         if not self._started:
             self._started = True
             if ratio > 1 and nothing_in_flight:
@@ -124,6 +124,7 @@ class RoleChoice:
             return
         if draining:
             return
+        there.unseen(elapsed_s)
         if self._try(here, there, sequences, now):
             return
         if not (here.known and there.known):
@@ -229,6 +230,18 @@ def _other(role: Role) -> Role:
 
 def _seconds(server: ServerModel, sequences: float) -> float:
     return server.curve(sequences).seconds(sequences)
+
+
+def _slower(server: ServerModel, other: ServerModel, sequences: float) -> float:
+    """Return how many times as slow as the other a server certainly is: by what is believed now,
+    and by what was borne out before. A burst is no time to believe the latest windows.
+    """
+    here, there = server.curve(sequences), other.curve(sequences)
+    now = here.seconds(sequences) / there.seconds(sequences)
+    here, there = here.settled(), there.settled()
+    if not (here.known and there.known):
+        return min(now, 1.0)
+    return min(now, here.seconds(sequences) / there.seconds(sequences))
 
 
 def _weight(server: ServerModel, sequences: float) -> float:

@@ -1,0 +1,96 @@
+"""The choice on shared GPUs: what misleads it, and that it comes back."""
+
+import pytest
+
+from router.core.calibration import Calibration, ServerProfile, TpotPoint
+from router.core.types import Layout, Role
+from tests.unit.core.steered import Curve, Steered, line
+
+# Speculation is the faster up to 95 sequences.
+_SPEC, _BASE = line(3, 0.08), line(4.9, 0.06)
+_LOADS = (1, 8, 32, 64, 128)
+# A router's clock is that of its host, which has been up for days.
+_UP_S = 500_000.0
+
+
+def calibration(spec: Curve = _SPEC, base: Curve = _BASE) -> Calibration:
+    def profile(role: Role, curve: Curve) -> ServerProfile:
+        points = tuple(TpotPoint(n, curve(n), curve(n), curve(n), 2) for n in _LOADS)
+        return ServerProfile(role, tpot=points)
+
+    return Calibration((profile(Role.SPEC, spec), profile(Role.BASE, base)))
+
+
+def steered(given: Calibration | None = None) -> Steered:
+    node = Steered(
+        {"spec": _SPEC, "base": _BASE},
+        declared=Layout.SHARED,
+        shared=True,
+        calibration=given or calibration(),
+    )
+    node.now = _UP_S
+    return node
+
+
+def misled() -> Steered:
+    """A node whose spec server was slow for a few seconds: it has just left it."""
+    node = steered()
+    node.run(8, 20)
+    node.curves["spec"] = lambda n: 2.5 * _SPEC(n)
+    for _ in range(40):
+        node.run(8, 0.25)
+        if node.policy.mode is Role.BASE:
+            break
+    assert node.policy.mode is Role.BASE
+    node.curves["spec"] = _SPEC
+    return node
+
+
+def test_a_role_that_was_slow_for_a_moment_is_back_within_two_minutes() -> None:
+    node = misled()
+    node.run(8, 120)
+    assert node.policy.mode is Role.SPEC
+    assert node.policy.switches == 2
+    node.run(8, 60)
+    assert node.policy.switches == 2
+
+
+def test_what_is_believed_of_the_idle_role_returns_to_its_calibration() -> None:
+    node = misled()
+    believed = node.learner.tpot_s("spec", 8)
+    assert believed is not None
+    assert believed.value > 2 * _SPEC(8)
+    node.run(8, 240)
+    for n in _LOADS:
+        believed = node.learner.tpot_s("spec", n)
+        assert believed is not None
+        assert believed.value == pytest.approx(_SPEC(n), rel=0.1)
+
+
+def test_a_role_that_stays_slow_is_not_returned_to_once_that_is_borne_out() -> None:
+    node = steered()
+    node.curves["spec"] = lambda n: 1.8 * _SPEC(n)
+    node.run(8, 300)
+    switches = node.policy.switches
+    assert node.policy.mode is Role.BASE
+    node.run(8, 600)
+    assert node.policy.switches == switches
+
+
+def test_a_wrong_calibration_gives_way_for_good() -> None:
+    node = steered(calibration(spec=lambda n: 0.5 * _SPEC(n)))
+    node.curves["spec"] = lambda n: 1.8 * _SPEC(n)
+    node.run(8, 300)
+    assert node.policy.mode is Role.BASE
+    assert node.policy.switches <= 3
+
+
+@pytest.mark.parametrize("level", [1, 8, 32, 64])
+def test_a_calibration_of_few_windows_is_not_forgotten_for_the_age_of_the_clock(level: int) -> None:
+    node = steered()
+    node.run(8, 1)
+    believed = node.learner.tpot_s("base", level)
+    assert believed is not None
+    spec = node.learner.servers["spec"].on
+    assert spec.weight(32) == pytest.approx(2, rel=0.1)
+    assert believed.value == pytest.approx(_BASE(level), rel=0.05)
