@@ -7,6 +7,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from loadtest.engine_model import Engine
+from loadtest.switching import SwitchingEngine
+from sglang_patch.rule import Mode
+from sglang_patch.switch import Switch
 
 _TTFT_BUCKETS_S = (0.1, 0.2, 0.4, 0.6, 0.8, 1, 2, 4, 6, 8, 10, 20, 40, 60, 80, 100, 200, 400)
 _ITL_BUCKETS_S = (
@@ -105,7 +108,25 @@ def page(engine: Engine, metrics: Metrics, gen_throughput: float, model_name: st
     }
     for name, histogram in histograms.items():
         lines += [f"# TYPE sglang:{name} histogram", *histogram.lines(f"sglang:{name}", front)]
+    if isinstance(engine, SwitchingEngine):
+        lines += _of_the_plugin(engine.switch, ranks)
     return "\n".join(lines) + "\n"
+
+
+def _of_the_plugin(switch: Switch, labels: str) -> Iterator[str]:
+    for name, value in (
+        ("on", switch.mode is Mode.ON),
+        ("threshold", switch.config.disable_above),
+        ("accept_length_on", switch.telemetry.accept.value),
+    ):
+        if value is not None:
+            yield f"# TYPE sglang:spec_switch_{name} gauge"
+            yield f"sglang:spec_switch_{name}{{{labels}}} {float(value)}"
+    yield "# TYPE sglang:spec_switch_switches_total counter"
+    yield f"sglang:spec_switch_switches_total{{{labels}}} {float(switch.telemetry.switches)}"
+    yield "# TYPE sglang:spec_switch_steps_total counter"
+    for mode, counters in switch.telemetry.modes.items():
+        yield f'sglang:spec_switch_steps_total{{{labels},mode="{mode}"}} {float(counters.steps)}'
 
 
 def _gauges(engine: Engine, gen_throughput: float) -> Mapping[str, float]:

@@ -8,11 +8,13 @@ import argparse
 import asyncio
 import gc
 import random
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Self
 from urllib.parse import parse_qs
@@ -27,11 +29,15 @@ from loadtest.sim_replies import Reply, refuse
 from loadtest.sim_requests import Api, RefusedError, flat_error, parse_body, parse_call
 from loadtest.sim_status import loads, model_info, model_list, server_info
 from loadtest.sim_streams import make_reply
+from loadtest.switching import SwitchingEngine
 from router.core.types import Layout
 
 MODEL_NAME = "crossover-sim"
 BACKLOG = 2048
 _APIS = {api.value: api for api in Api}
+_SPEC = re.compile(
+    r"(?P<name>[^=]+)=(?P<model>[^:@]+)(?:@(?P<threshold>[0-9]{1,6}))?:(?P<port>[0-9]{1,5})"
+)
 
 Route = Callable[[Request, Exchange], None]
 
@@ -138,11 +144,15 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One engine to serve: its name, its model, its port (0: any free one)."""
+    """One engine to serve: its name, its model, its port (0: any free one).
+
+    `switch_above`: with the plugin, which stops speculating above so many running requests.
+    """
 
     name: str
     params: EngineParams
     port: int = 0
+    switch_above: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +200,10 @@ class SimServer:
 
     async def _serve(self, spec: EngineSpec, gpu: Gpu, at: int, stack: AsyncExitStack) -> None:
         options = self._options
-        engine = Engine(
+        make: Callable[..., Engine] = Engine
+        if spec.switch_above is not None:
+            make = partial(SwitchingEngine, threshold=spec.switch_above)
+        engine = make(
             spec.params,
             gpu,
             max_running_requests=options.max_running_requests,
@@ -218,16 +231,21 @@ class SpecError(Exception):
 
 
 def parse_spec(text: str) -> EngineSpec:
-    """Read NAME=MODEL:PORT."""
-    name, equals, rest = text.partition("=")
-    model, colon, port = rest.rpartition(":")
-    if not (name and equals and colon and port.isdecimal() and int(port) < 2**16):
+    """Read NAME=MODEL:PORT, or NAME=MODEL@THRESHOLD:PORT for an engine with the plugin."""
+    read = _SPEC.fullmatch(text)
+    if read is None or int(read["port"]) >= 2**16:
         raise SpecError(
-            f"{text}: an engine is NAME=MODEL:PORT, for example spec=h200-tree-v1:30001"
+            f"{text}: an engine is NAME=MODEL:PORT, for example spec=h200-tree-v1:30001, or, with "
+            "the plugin, spec=h200-tree-v1@8:30001: not speculating above 8 running requests"
         )
+    model, threshold = read["model"], read["threshold"]
     if model not in ENGINES:
         raise SpecError(f"{text}: no engine model {model}; there are {', '.join(ENGINES)}")
-    return EngineSpec(name, ENGINES[model], int(port))
+    if threshold is not None and ENGINES[model].off is None:
+        known = ", ".join(name for name, params in ENGINES.items() if params.off is not None)
+        raise SpecError(f"{text}: {model} is not known with the plugin; there are {known}")
+    above = None if threshold is None else int(threshold)
+    return EngineSpec(read["name"], ENGINES[model], int(read["port"]), above)
 
 
 def parse_specs(texts: Sequence[str]) -> list[EngineSpec]:
@@ -253,9 +271,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crossover-loadtest engine",
         description="Serve simulated SGLang engines.",
-        epilog="Engine models: " + ", ".join(ENGINES),
+        epilog="Engine models: " + ", ".join(ENGINES) + ". MODEL@N: with the plugin, OFF above N.",
     )
-    parser.add_argument("engines", nargs="+", metavar="NAME=MODEL:PORT")
+    parser.add_argument("engines", nargs="+", metavar="NAME=MODEL[@N]:PORT")
     parser.add_argument(
         "--layout",
         choices=[layout.value for layout in Layout],
@@ -280,9 +298,10 @@ async def _run(server: SimServer) -> int:
     try:
         async with server:
             for name, url in server.urls.items():
-                model = server.drivers[name].engine.params
-                note = " (interpolated)" if model.interpolated else ""
-                print(f"{name}: {model.name}{note} on {url}", flush=True)
+                engine = server.drivers[name].engine
+                note = " (interpolated)" if engine.params.interpolated else ""
+                plugin = " with the plugin" if isinstance(engine, SwitchingEngine) else ""
+                print(f"{name}: {engine.params.name}{plugin}{note} on {url}", flush=True)
             gc.freeze()
             await stop.wait()
     except OSError as error:

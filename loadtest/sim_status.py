@@ -3,8 +3,10 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from loadtest.engine_model import Engine
 from loadtest.sim_driver import Driver
 from loadtest.sim_metrics import accept_length, accept_rate
+from loadtest.switching import SwitchingEngine
 
 VERSION = "0.5.12.post1"
 
@@ -28,8 +30,10 @@ def loads(driver: Driver, include: str | None = None) -> dict[str, Any]:
         "max_running_requests": engine.max_running_requests,
     }
     length = accept_length(engine)
-    if length is not None and asked & {"all", "spec"}:
-        load["speculative"] = {"accept_length": length, "accept_rate": accept_rate(engine)}
+    if asked & {"all", "spec"}:
+        if length is not None:
+            load["speculative"] = {"accept_length": length, "accept_rate": accept_rate(engine)}
+        load |= _spec_switch(engine)
     if asked & {"all", "disagg"}:
         load["disaggregation"] = {"mode": "null"}
     if asked & {"all", "queues"}:
@@ -76,6 +80,7 @@ def server_info(driver: Driver, model_name: str) -> dict[str, Any]:
                 "last_gen_throughput": driver.gen_throughput,
                 "effective_max_running_requests_per_dp": engine.max_running_requests,
                 **({"avg_spec_accept_length": accept_length(engine)} if acceptance else {}),
+                **_spec_switch(engine),
             }
         ],
         "version": VERSION,
@@ -90,6 +95,11 @@ def server_info(driver: Driver, model_name: str) -> dict[str, Any]:
             "slipped_s": lag.slipped_s,
         },
     }
+
+
+def _spec_switch(engine: Engine) -> dict[str, Any]:
+    """Return what the plugin adds, nothing where there is none."""
+    return {"spec_switch": engine.switch.snapshot()} if isinstance(engine, SwitchingEngine) else {}
 
 
 def model_info(model_name: str) -> dict[str, Any]:

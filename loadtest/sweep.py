@@ -311,7 +311,7 @@ def _options(asked: argparse.Namespace) -> Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `crossover-loadtest sweep`; return its exit code: 1 a point without an answer, 2 bad input."""
+    """Run `crossover-loadtest sweep`; return its exit code: 1 unanswered points, 2 bad input."""
     asked = parser().parse_args(argv)
     return ended(
         "crossover-loadtest sweep",

@@ -7,7 +7,7 @@ from math import inf
 
 from loadtest.engine_model import Engine, Gpu
 from loadtest.engine_params import EngineParams
-from loadtest.virtual.switching import SwitchingEngine
+from loadtest.switching import SwitchingEngine
 from router.core.types import EngineReport, Role, ServerSpec
 
 # More than one H200 was measured with. SGLang's own limit under speculation, 48, is below most

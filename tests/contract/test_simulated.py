@@ -4,19 +4,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from loadtest.engines import ENGINES
-from loadtest.sim_server import EngineSpec, SimOptions, SimServer
+from loadtest.sim_server import SimOptions, SimServer, parse_spec
 from tests.contract.behaviours import BEHAVIOURS, Target
 
 CAPACITY = 2
 QUEUE_LIMIT = 4
 
 
-@pytest.fixture(params=["h200-plain", "h200-tree-v1"])
+@pytest.fixture(params=["h200-plain", "h200-tree-v1", "h200-tree-v1@1"])
 async def target(request: pytest.FixtureRequest) -> AsyncIterator[Target]:
-    params = ENGINES[request.param]
+    engine = parse_spec(f"one={request.param}:0")
+    params = engine.params
     options = SimOptions(max_running_requests=CAPACITY, max_queued_requests=QUEUE_LIMIT)
-    async with SimServer([EngineSpec("one", params)], options) as server:
+    async with SimServer([engine], options) as server:
         yield Target(
             url=server.urls["one"],
             capacity=CAPACITY,

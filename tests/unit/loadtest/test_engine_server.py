@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
 from loadtest.engines import ENGINES
-from loadtest.sim_server import EngineSpec, SimOptions, SimServer, main
+from loadtest.sim_server import EngineSpec, SimOptions, SimServer, main, parse_spec
 from router.core.types import Layout
 
 PAIR = [EngineSpec("spec", ENGINES["h200-tree-v1"]), EngineSpec("base", ENGINES["h200-plain"])]
@@ -39,6 +40,13 @@ async def info(url: str) -> dict[str, object]:
         return simulation
 
 
+async def switch(url: str) -> dict[str, Any]:
+    async with httpx.AsyncClient(base_url=url) as client:
+        (load,) = (await client.get("/v1/loads")).json()["loads"]
+        told: dict[str, Any] = load["spec_switch"]
+        return told
+
+
 async def test_a_faster_clock_runs_through_the_same_model_time() -> None:
     async with SimServer(PAIR, SimOptions(clock=CLOCK)) as server:
         driver = server.drivers["base"]
@@ -58,6 +66,30 @@ async def test_it_says_which_model_it_is_and_how_far_behind() -> None:
     assert said["interpolated"] is False
     assert said["steps"] == server.drivers["spec"].lag.steps > 100
     assert {"lag_mean_s", "lag_max_s", "slipped_s"} <= set(said)
+
+
+async def test_an_engine_with_the_plugin_says_what_it_does_as_the_plugin_would() -> None:
+    engine = parse_spec("spec=h200-chain-v2@1:0")
+    async with SimServer([engine], SimOptions(clock=CLOCK)) as server:
+        url = server.urls["spec"]
+        before = await switch(url)
+        assert (before["state"], before["threshold"]) == ("armed", 1)
+        both = asyncio.gather(ask(url), ask(url))
+        await until(lambda: server.drivers["spec"].engine.num_running == 2)
+        await both
+        await ask(url)
+        after = await switch(url)
+        async with httpx.AsyncClient(base_url=url) as client:
+            page = (await client.get("/metrics")).text
+            internal = (await client.get("/server_info")).json()["internal_states"][0]
+    assert after["state"] == "active"
+    assert 0 < after["off_share"] < 1
+    assert after["switches_total"] >= 2
+    assert 1 < after["accept_length_on"] < 4
+    assert after["t_on_ms"] > after["t_off_ms"] > 0
+    assert internal["spec_switch"] == after
+    assert re.search(r"^sglang:spec_switch_threshold\{.*\} 1.0$", page, re.MULTILINE)
+    assert re.search(r'^sglang:spec_switch_steps_total\{.*mode="off"\} [1-9]', page, re.MULTILINE)
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -144,6 +176,9 @@ async def test_closing_the_server_frees_its_port_and_its_clients() -> None:
         (["spec=h200-plain:x"], "NAME=MODEL:PORT"),
         (["spec=h200-plain:70000"], "NAME=MODEL:PORT"),
         (["spec=h300:0"], "no engine model h300; there are h200-plain, h200-tree-v1"),
+        (["spec=h200-tree-v1@:0"], "NAME=MODEL:PORT"),
+        (["spec=h200-tree-v1@x:0"], "NAME=MODEL:PORT"),
+        (["spec=h200-plain@8:0"], "not known with the plugin; there are h200-tree-v1, "),
         (["a=h200-plain:0", "a=h200-plain:0"], "same name"),
     ],
 )
