@@ -185,17 +185,19 @@ def printed(resolved: Resolved) -> str:
         }  # fmt: skip
         if server.gpus:
             fields["gpus"] = list(server.gpus)
+        fields |= resolved.access[server.name]
         lines.append(f"  - {_yaml(fields)}")
     for option in OPTIONS:
         if not option.in_file or option.repeated:
             continue
         value, origin = resolved.values[option.name], resolved.origins[option.name]
-        if option.name == "admin_key_file" and value is not None:
-            origin += "; the key in it: ***"
-        if value is None:
+        if option.name.endswith(("key_file", "keys_file")) and value is not None:
+            origin += "; what is in it: ***"
+        if value is None or value == ():
             lines.append(f"# {option.name}: not set ({option.shown_default})")
         else:
             plain = str(value) if isinstance(value, str) else value
+            plain = list(plain) if isinstance(plain, tuple) else plain
             lines.append(f"{option.name}: {_yaml(plain)}  # {origin}")
     return "\n".join(lines) + "\n"
 
@@ -231,6 +233,8 @@ def _parser(command: str) -> _Parser:
         allow_abbrev=False,
     )
     for option in OPTIONS:
+        if not option.in_flags:
+            continue
         repeat = "; may be repeated" if option.repeated else ""
         default = f" ({option.shown_default})" if option.has_default else ""
         words = option.kind.words if isinstance(option.kind, OneOf) else ()
@@ -248,7 +252,7 @@ def _parser(command: str) -> _Parser:
 def _resolve(parser: _Parser, arguments: Sequence[str]) -> tuple[Resolved, argparse.Namespace]:
     """Parse the flags and resolve the settings; all problems of both are raised together."""
     namespace, extra = parser.parse_known_args(arguments)
-    flags = [option.flag for option in OPTIONS]
+    flags = [option.flag for option in OPTIONS if option.in_flags]
     problems: list[str] = []
     for before, word in pairwise(["", *extra]):
         name = word.partition("=")[0]

@@ -16,10 +16,10 @@ from router.core.policy import make_policy
 from router.core.types import Layout, Objective, Role, ServerSpec
 from router.options import ENV_PREFIX, OPTIONS, Option
 from router.problems import SettingsError, not_allowed, unknown
-from router.settings import Settings, Timeouts
+from router.security import Reading
+from router.settings import Security, Settings, Timeouts
 from router.yaml_file import FileError, YamlFile, read_file
 
-ADMIN_KEY_BYTES_MAX = 4096
 CALIBRATION_BYTES_MAX = 4 * 2**20
 DEFAULT_ORIGIN = "default"
 
@@ -36,11 +36,15 @@ _ROLES_OF_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The settings, and by option its value and where that is from."""
+    """The settings, and by option its value and where that is from.
+
+    `access` has, by server, what was given for that server alone of how it is reached.
+    """
 
     settings: Settings
     values: Mapping[str, object]
     origins: Mapping[str, str]
+    access: Mapping[str, Mapping[str, object]]
 
 
 def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> Resolved:
@@ -51,21 +55,20 @@ def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> R
     draft = _Draft()
     file = draft.take(flags, environ)
     servers = draft.take_servers(file)
-    admin_key = draft.read_admin_key()
+    security = Reading(draft.values, draft.origins, environ, draft.problems).security(servers)
     calibration = draft.read_calibration()
     draft.check(servers)
     if draft.problems:
         raise SettingsError(draft.problems)
-    settings = _settings(
-        draft.values, [placed.server for placed in servers], admin_key, calibration
-    )
-    return Resolved(settings, draft.values, draft.origins)
+    settings = _settings(draft.values, [placed.server for placed in servers], security, calibration)
+    access = {placed.server.name: placed.access for placed in servers}
+    return Resolved(settings, draft.values, draft.origins, access)
 
 
 def _settings(
     values: Mapping[str, Any],
     servers: Sequence[ServerSpec],
-    admin_key: str | None,
+    security: Security,
     calibration: Calibration | None,
 ) -> Settings:
     return Settings(
@@ -91,7 +94,7 @@ def _settings(
         probe_interval_s=values["probe_interval_s"],
         log_format=values["log_format"],
         log_level=values["log_level"],
-        admin_key=admin_key,
+        security=security,
     )
 
 
@@ -187,27 +190,6 @@ class _Draft:
             {role: self.values[key] for role, key in _URL_KEYS.items()},
             {role: self.origins[key] for role, key in _URL_KEYS.items()},
         )
-
-    def read_admin_key(self) -> str | None:
-        """Read the file that holds the admin key. The key is never part of a message."""
-        path, where = self.values["admin_key_file"], self.origins["admin_key_file"]
-        if path is None:
-            return None
-        try:
-            with Path(path).open("rb") as file:
-                data = file.read(ADMIN_KEY_BYTES_MAX + 1)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self.problems.append(f"{where}: {path}: cannot be read: {reason}")
-            return None
-        key = data.decode("ascii", "replace").strip()
-        if len(data) > ADMIN_KEY_BYTES_MAX or not key.isascii() or not key.isprintable() or not key:
-            self.problems.append(
-                f"{where}: {path}: expected one line of printable ASCII, the key, in"
-                f" {ADMIN_KEY_BYTES_MAX} bytes at most"
-            )
-            return None
-        return key
 
     def read_calibration(self) -> Calibration | None:
         """Read the calibration file; a problem with it names the key in it, and what is allowed."""

@@ -1,6 +1,6 @@
 """The types of values that options have, and how one value is read from text and from YAML."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -162,6 +162,75 @@ class Urls:
         if isinstance(value, list) and value:
             return tuple(Url().from_yaml(item) for item in value)
         return (Url().from_yaml(value),)
+
+
+@dataclass(frozen=True, slots=True)
+class YesNo:
+    """True or false."""
+
+    allowed: str = "true or false"
+    metavar: str = "BOOL"
+
+    def from_text(self, text: str) -> bool:
+        """Take the two words."""
+        if text.lower() not in ("true", "false"):
+            raise ValueError(self.allowed)
+        return text.lower() == "true"
+
+    def from_yaml(self, value: object) -> bool:
+        """Take YAML's own."""
+        if not isinstance(value, bool):
+            raise ValueError(self.allowed)  # noqa: TRY004  (a kind raises one error)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Origins of web pages, or `*`: a variable with commas, a YAML string or list."""
+
+    allowed: str = "* or origins such as https://chat.example.org, with commas between them"
+    metavar: str = "ORIGIN"
+
+    def from_text(self, text: str) -> tuple[str, ...]:
+        """Take origins with commas between them."""
+        return self._checked([part.strip().rstrip("/").lower() for part in text.split(",")])
+
+    def from_yaml(self, value: object) -> tuple[str, ...]:
+        """Take a string or a list of strings."""
+        if isinstance(value, list) and value:
+            return self._checked([_string(item).strip().rstrip("/").lower() for item in value])
+        return self.from_text(_string(value))
+
+    def _checked(self, origins: list[str]) -> tuple[str, ...]:
+        if origins != ["*"]:
+            for origin in origins:
+                parts = urlsplit(Url().from_text(origin))
+                if parts.path or origin != f"{parts.scheme}://{parts.netloc}":
+                    raise ValueError(self.allowed)
+        return tuple(origins)
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A text that is shown nowhere."""
+
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """One or several keys, as they are: whoever uses them says what is wrong, and shows none."""
+
+    allowed: str
+    metavar: str = "KEY"
+
+    def from_text(self, text: str) -> Secret:
+        """Take anything."""
+        return Secret(text)
+
+    def from_yaml(self, value: object) -> Secret:  # noqa: ARG002
+        """Take nothing: a settings file is no place for a key."""
+        raise ValueError(self.allowed)
 
 
 def _string(value: object) -> str:

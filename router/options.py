@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.core.policy import DOWN_SHARE, POLICIES
 from router.core.types import Layout, Objective
-from router.kinds import Kind, OneOf, Seconds, Text, Urls, Whole
+from router.kinds import Kind, OneOf, Origins, Seconds, Secrets, Text, Urls, Whole, YesNo
 from router.settings import Settings
 
 ENV_PREFIX = "CROSSOVER_"
@@ -16,13 +16,17 @@ ENV_PREFIX = "CROSSOVER_"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that can be set. `name` is its YAML key; flag and variable follow from it."""
+    """One thing that can be set. `name` is its YAML key; flag and variable follow from it.
+
+    Some are no key of the file, and a secret is not even a flag: all could see it.
+    """
 
     name: str
     kind: Kind
     default: object
     help: str
     in_file: bool = True
+    in_flags: bool = True
     repeated: bool = False
     default_text: str | None = None
 
@@ -48,6 +52,8 @@ class Option:
             return self.default_text
         if isinstance(self.default, float):
             return f"{self.default:g}"
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
         return str(self.default) if self.has_default else "none"
 
 
@@ -55,6 +61,15 @@ _DAY_S = 86_400.0
 _DEFAULT = Settings(servers=())
 _WORDS_LOG_FORMAT = ("auto", "json", "text")
 _WORDS_LOG_LEVEL = ("debug", "info", "warning", "error")
+
+_KEY_FILE = Text("the path of a file with the key", "FILE")
+_PEM_FILE = Text("the path of a PEM file", "FILE")
+
+
+def _secret(name: str, help_text: str) -> Option:
+    """Return the option of a key that only the environment may hold."""
+    return Option(name, Secrets("printable ASCII"), None, help_text, in_file=False, in_flags=False)
+
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -155,9 +170,35 @@ OPTIONS: tuple[Option, ...] = (
         "log_level", OneOf(_WORDS_LOG_LEVEL), _DEFAULT.log_level, "least severe log lines to write"
     ),
     Option(
+        "client_keys_file",
+        Text("the path of a file with keys", "FILE"),
+        None,
+        "file with the keys that let clients in, one a line, NAME:KEY or KEY",
+    ),
+    _secret("client_keys", "the same, with commas between them"),
+    Option(
         "admin_key_file",
-        Text("the path of a file with the key", "FILE"),
+        _KEY_FILE,
         None,
         "file with the key that opens engine control paths",
     ),
+    _secret("admin_key", "the same"),
+    Option("upstream_api_key_file", _KEY_FILE, None, "file with the key that servers ask for"),
+    _secret("upstream_api_key", "the same"),
+    Option(
+        "upstream_admin_key_file", _KEY_FILE, None, "file with the key to change servers' state"
+    ),
+    _secret("upstream_admin_key", "the same"),
+    Option(
+        "upstream_ca_file",
+        _PEM_FILE,
+        None,
+        "certificate authorities of https servers, instead of the system's",
+    ),
+    Option("upstream_cert_file", _PEM_FILE, None, "certificate to show to https servers"),
+    Option("upstream_cert_key_file", _PEM_FILE, None, "its key, if not in the same file"),
+    Option("upstream_verify", YesNo(), True, "whether https servers must prove who they are"),
+    Option("tls_cert_file", _PEM_FILE, None, "certificate to listen with, by https"),
+    Option("tls_key_file", _PEM_FILE, None, "its key, if not in the same file"),
+    Option("cors_origins", Origins(), (), "origins of web pages that may read answers"),
 )

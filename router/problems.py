@@ -14,8 +14,17 @@ VALUE_CHARS_MAX = 80
 # Asked for often enough to deserve a better answer than "unknown".
 _REFUSED = {
     "workers": "one process serves the node: only then does it know what is in flight",
-    "api_key": "a key on the command line shows in the process list; use admin_key_file",
-    "admin_key": "a key on the command line shows in the process list; use admin_key_file",
+    **{
+        asked: "a key on the command line shows in the process list, and settings files are passed"
+        f" around; use {name}_file or environment {ENV_PREFIX}{name.upper()}"
+        for asked, name in (
+            ("api_key", "client_keys"),
+            ("client_keys", "client_keys"),
+            ("admin_key", "admin_key"),
+            ("upstream_api_key", "upstream_api_key"),
+            ("upstream_admin_key", "upstream_admin_key"),
+        )
+    },
 }
 
 

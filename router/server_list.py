@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from router.core.types import Layout, Role, ServerSpec
-from router.kinds import Url
+from router.kinds import Kind, Text, Url, YesNo
 from router.problems import not_allowed, unknown
 from router.settings import NO_SERVER
 from router.yaml_file import YamlFile
@@ -21,10 +21,14 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A server and the place in the configuration that it is from."""
+    """A server, the place in the configuration that it is from, and how it lets the router in.
+
+    `access` has the values of `ACCESS_KEYS` that are given for this server alone.
+    """
 
     server: ServerSpec
     where: str
+    access: Mapping[str, Any] = field(default_factory=dict)
 
 
 def by_role(urls: Mapping[Role, Sequence[str]], origins: Mapping[Role, str]) -> list[Placed]:
@@ -84,23 +88,28 @@ def _check_gpus(servers: Sequence[Placed], layout: Layout, problems: list[str]) 
 def _server(file: YamlFile, path: str, item: object, problems: list[str]) -> Placed | None:
     where = file.where(path)
     if not isinstance(item, dict):
-        problems.append(not_allowed(where, item, f"a mapping of {', '.join(_KEYS)}"))
+        problems.append(not_allowed(where, item, f"a mapping of {', '.join(SERVER_KEYS)}"))
         return None
     before = len(problems)
     problems.extend(
-        unknown(file.where(f"{path}.{key}"), key, _KEYS) for key in item if key not in _KEYS
+        unknown(file.where(f"{path}.{key}"), key, SERVER_KEYS)
+        for key in item
+        if key not in SERVER_KEYS
     )
     problems.extend(
         f"{where}: {key} is missing" for key in _KEYS if key not in item and key != "gpus"
     )
     values: dict[str, Any] = {}
-    for key, (read, allowed) in _KEYS.items():
+    for key, (read, allowed) in (*_KEYS.items(), *_ACCESS_READERS.items()):
         if key in item:
             try:
                 values[key] = read(item[key])
             except ValueError:
                 problems.append(not_allowed(file.where(f"{path}.{key}"), item[key], allowed))
-    return Placed(ServerSpec(**values), where) if len(problems) == before else None
+    if len(problems) > before:
+        return None
+    access = {key: values.pop(key) for key in ACCESS_KEYS if key in values}
+    return Placed(ServerSpec(**values), where, access)
 
 
 def _name(value: object) -> str:
@@ -127,4 +136,20 @@ _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
         "gpus": (_gpus, "a list of device indices, each once, such as [0, 1, 2, 3]"),
     }
 )
-SERVER_KEYS: Sequence[str] = tuple(_KEYS)
+_KEY_FILE = Text("the path of a file with the key", "FILE")
+_VARIABLE = Text("the name of an environment variable with the key", "NAME")
+_PEM_FILE = Text("the path of a PEM file", "FILE")
+ACCESS_KEYS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "api_key_file": _KEY_FILE,
+        "api_key_env": _VARIABLE,
+        "admin_key_file": _KEY_FILE,
+        "admin_key_env": _VARIABLE,
+        "ca_file": _PEM_FILE,
+        "cert_file": _PEM_FILE,
+        "cert_key_file": _PEM_FILE,
+        "verify": YesNo(),
+    }
+)
+_ACCESS_READERS = {key: (kind.from_yaml, kind.allowed) for key, kind in ACCESS_KEYS.items()}
+SERVER_KEYS: Sequence[str] = (*_KEYS, *ACCESS_KEYS)

@@ -1,11 +1,13 @@
 """What the router runs with, as values, units in their names. `router.configuration` fills them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from router.core.calibration import Calibration
 from router.core.policy import DEFAULT_DWELL_S, DEFAULT_THRESHOLD
 from router.core.types import Layout, Objective, ServerSpec
+from router.tls import ClientTls, ServerTls
 
 # What a metric's label says where there is no server to name; so no server may be called so.
 NO_SERVER = "none"
@@ -22,6 +24,42 @@ class Timeouts:
     connect_s: float = 5.0
     first_byte_s: float = 600.0
     idle_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKey:
+    """A key that lets a client in. `name` is how it is called where it must not be shown."""
+
+    key: str = field(repr=False)
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How the router is let in by one server: the keys that it sends, and TLS of an https URL.
+
+    Without an `api_key`, clients' own keys go through. `admin_key` opens what changes the engine's
+    state; without one, `api_key` is sent there as well, as SGLang expects it.
+    """
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
+    tls: ClientTls = field(default_factory=ClientTls)
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who is let in, and how the router is let in itself.
+
+    No `client_keys`: everyone is. `admin_key` None: nobody changes anything. `access` is by server
+    name; `tls` None: plain HTTP. `cors_origins` are those whose pages may read answers, `*` is any.
+    """
+
+    client_keys: tuple[ClientKey, ...] = ()
+    admin_key: str | None = field(default=None, repr=False)
+    access: Mapping[str, Access] = field(default_factory=dict)
+    tls: ServerTls | None = None
+    cors_origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +89,4 @@ class Settings:
     probe_interval_s: float = 30.0
     log_format: str = "auto"
     log_level: str = "info"
-    admin_key: str | None = field(default=None, repr=False)
+    security: Security = field(default_factory=Security)

@@ -134,7 +134,7 @@ def create_app(
         ledger,
         _Observer(metrics),
         RelayLimits(settings.timeouts, settings.body_limit_bytes),
-        admin_key=settings.admin_key,
+        admin_key=settings.security.admin_key,
         clock=clock,
     )
     parts = Parts(

@@ -31,16 +31,16 @@ def test_help_fits_on_a_screen_and_has_examples(
     assert "crossover serve --spec-url http" in out
 
 
-def test_help_of_serve_fits_on_a_screen_and_has_every_flag_and_default(
+def test_help_of_serve_is_short_and_has_every_flag_and_default(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as exited:
         main(["serve", "--help"])
     out = capsys.readouterr().out
     assert exited.value.code == 0
-    assert len(out.splitlines()) <= SCREEN_LINES
+    assert len(out.splitlines()) <= 2 * len(OPTIONS)
     for option in OPTIONS:
-        assert option.flag in out
+        assert (option.flag in out.split()) is option.in_flags
     assert "(30000)" in out
 
 

@@ -36,7 +36,8 @@ def words(cell: str) -> list[str]:
 
 def test_every_setting_is_documented_as_it_is() -> None:
     expected = [
-        f"| {f'`{option.name}`' if option.in_file else '-'} | `{option.flag}` | `{option.env}` |"
+        f"| {f'`{option.name}`' if option.in_file else '-'} |"
+        f" {f'`{option.flag}`' if option.in_flags else '-'} | `{option.env}` |"
         f" {option.shown_default} | {option.kind.allowed} | {option.help} |"
         for option in OPTIONS
     ]
