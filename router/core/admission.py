@@ -31,6 +31,21 @@ class Priority(StrEnum):
     BATCH = "batch"
 
 
+class Waited(StrEnum):
+    """How a wait ended. A closed set: metrics and logs use these words.
+
+    Served; or not: the line was full, it gave way to an interactive request, its time was over, its
+    client left, or the router turned it away for another reason.
+    """
+
+    SERVED = "served"
+    FULL = "full"
+    SHED = "shed"
+    TIMEOUT = "timeout"
+    CLIENT_LEFT = "client_left"
+    TURNED_AWAY = "turned_away"
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """How much may be in flight at once. None: any number."""
@@ -98,9 +113,7 @@ class Limits:
         ]
 
 
-class Place(NamedTuple):
-    """Since when an item waits, and for how many sequences."""
-
+class _Place(NamedTuple):
     since: float
     sequences: int
 
@@ -110,14 +123,15 @@ class Line(Generic[T]):
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
-        self._classes: dict[Priority, OrderedDict[T, Place]] = {
+        self._length = 0
+        self._classes: dict[Priority, OrderedDict[T, _Place]] = {
             priority: OrderedDict() for priority in Priority
         }
         self._sequences = dict.fromkeys(Priority, 0)
 
     def __len__(self) -> int:
         """How many wait."""
-        return sum(map(len, self._classes.values()))
+        return self._length
 
     def depth(self, priority: Priority) -> int:
         """How many of a class wait."""
@@ -142,24 +156,26 @@ class Line(Generic[T]):
         it is the newcomer that is returned, and nothing changed.
         """
         gives_way: T | None = None
-        if len(self) >= self.size_max:
+        if self._length >= self.size_max:
             batch = self._classes[Priority.BATCH]
             if priority is Priority.BATCH or not batch:
                 return item
             gives_way = next(reversed(batch))
             self.leave(gives_way)
-        self._classes[priority][item] = Place(now, sequences)
+        self._classes[priority][item] = _Place(now, sequences)
+        self._length += 1
         self._sequences[priority] += sequences
         return gives_way
 
-    def leave(self, item: T) -> Place | None:
-        """Take an item out, wherever it stands; None if it does not wait."""
+    def leave(self, item: T) -> bool:
+        """Take an item out, wherever it stands. False if it does not wait."""
         for priority, waiting in self._classes.items():
             place = waiting.pop(item, None)
             if place is not None:
                 self._sequences[priority] -= place.sequences
-                return place
-        return None
+                self._length -= 1
+                return True
+        return False
 
     def head(self) -> T | None:
         """Return whose turn it is, None if nobody waits."""

@@ -35,7 +35,8 @@ class Breaker:
     """One server's breaker. Times are monotonic seconds; methods return whether `state` changed.
 
     It opens at `failures_max` failures in a row, each within `window_s` of the last; 0: never.
-    It stays open for `open_s`, twice as long after each failed trial, `open_s_max` at most.
+    It stays open for `open_s`, twice as long after each failed trial, `open_s_max` at most;
+    `opened_s` is for how long it was opened last.
     """
 
     failures_max: int = 5
@@ -45,9 +46,9 @@ class Breaker:
     state: BreakerState = BreakerState.CLOSED
     failures: int = 0
     opened_total: int = 0
+    opened_s: float = 0.0
     _failed_at: float = 0.0
     _open_until: float = 0.0
-    _open_s: float = 0.0
     _on_trial: bool = False
 
     @property
@@ -77,7 +78,7 @@ class Breaker:
                 self.failures = 0
                 self.state = BreakerState.CLOSED
             elif verdict is Verdict.FAILURE:
-                self._open(now, min(2 * self._open_s, self.open_s_max))
+                self._open(now, min(2 * self.opened_s, self.open_s_max))
             return verdict is not Verdict.NEUTRAL
         if self.state is not BreakerState.CLOSED or not self.failures_max:
             return False
@@ -103,5 +104,5 @@ class Breaker:
     def _open(self, now: float, seconds: float) -> None:
         self.state = BreakerState.OPEN
         self.opened_total += 1
-        self._open_s = seconds
+        self.opened_s = seconds
         self._open_until = now + seconds

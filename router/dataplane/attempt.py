@@ -9,18 +9,19 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from router.core.breaker import Verdict
 from router.core.ledger import Ledger
 from router.core.types import Decision, Outcome
 from router.dataplane import errors
 from router.dataplane.abort import Aborter
 from router.dataplane.asgi import Headers
 from router.dataplane.cycle import Cycle
-from router.dataplane.errors import ErrorReply
+from router.dataplane.errors import ErrorReply, Reply
 from router.dataplane.exchange import Context, Exchange
 from router.dataplane.headers import REQUEST_ID, encode_head, first, new_id, own
 from router.dataplane.paths import Inference
 from router.dataplane.peek import Peek, splice
-from router.dataplane.sse import Refusal  # noqa: TC001
+from router.dataplane.record import Refusal
 from router.dataplane.upstream import (
     ConnectError,
     Connection,
@@ -70,6 +71,7 @@ class Attempts:
     def sweep(self, now: float) -> None:
         """Close connections that idled too long; tell each server's health of data that flowed."""
         for upstream in self._upstreams.values():
+            upstream.tick(now)
             upstream.pool.sweep(now)
             token_at = upstream.health.last_token_at
             if token_at is not None and token_at > self._swept_at:
@@ -77,27 +79,32 @@ class Attempts:
         self._swept_at = now
 
     def make(
-        self, inbound: Inbound, decision: Decision, over: Callable[["Attempt"], None]
+        self,
+        inbound: Inbound,
+        decision: Decision,
+        over: Callable[["Attempt"], None],
+        *,
+        again: bool = False,
     ) -> "Attempt":
         """Return an attempt at the decided server, its lease taken.
 
-        `over` is called at its end, but not if it is abandoned.
+        `over` is called at its end, but not if it is abandoned. `again`: it is not the first.
         """
-        return Attempt(self, inbound, self._upstreams[decision.server], decision, over)
+        return Attempt(self, inbound, self._upstreams[decision.server], decision, over, again=again)
 
 
 class Attempt:
     """One attempt under way.
 
-    Once it is over: `refused_connection`: nothing was sent, another server may be tried; `reply` is
+    Once it is over: `refusal` is why another server may be tried, None if none may; `reply` is
     still to be sent; `broken`, the response is to be cut short, after `last`; `status` is what the
     client was sent, if it was.
     """
 
     __slots__ = (
-        "_connecting", "_connection", "_exchange", "_lease", "_made_by", "_over", "_rid",
-        "_upstream", "broken", "counter", "error", "inbound", "last", "outcome", "own_headers",
-        "refused_connection", "reply", "status", "streams",
+        "_again", "_connecting", "_connection", "_exchange", "_lease", "_made_by", "_on_trial",
+        "_over", "_rid", "_upstream", "broken", "counter", "error", "inbound", "last", "outcome",
+        "own_headers", "refusal", "reply", "status", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -107,13 +114,18 @@ class Attempt:
         upstream: Upstream,
         decision: Decision,
         over: Callable[["Attempt"], None],
+        *,
+        again: bool,
     ) -> None:
         shape = inbound.peek.shape
         self._made_by = made_by
         self.inbound = inbound
         self._upstream = upstream
         self._over = over
+        self._again = again
         self._lease = made_by.ledger.acquire(decision.server, shape, made_by.clock())
+        # What asks for no tokens, such as a list of models, says nothing of an engine.
+        self._on_trial = bool(shape.sequences) and upstream.health.breaker.begin()
         self.counter = upstream.tokens.counter(max(shape.sequences, 1))
         self._connecting: asyncio.Task[Connection] | None = None
         self._connection: Connection | None = None
@@ -121,9 +133,9 @@ class Attempt:
         self._rid: str | None = None
         self.own_headers = own(inbound.request_id, decision)
         self.outcome = Outcome.UPSTREAM_ERROR
-        self.reply: ErrorReply | Refusal | None = None
+        self.reply: Reply | None = None
         self.status: int | None = None
-        self.refused_connection = False
+        self.refusal: Refusal | None = None
         self.broken = False
         self.last = b""
         self.streams = False
@@ -196,7 +208,7 @@ class Attempt:
             self._fail(Outcome.REJECTED, errors.exhausted(), str(error))
         elif isinstance(error, ConnectError):
             self._upstream.failed(self._made_by.clock(), error)
-            self.refused_connection = True
+            self.refusal = Refusal.CONNECT
             reply = errors.upstream_unreachable(self.server)
             self._fail(Outcome.UPSTREAM_ERROR, reply, str(error))
         else:
@@ -212,13 +224,15 @@ class Attempt:
         head = encode_head(cycle.method, target, pool.host, headers, len(body))
         context = Context(
             inbound.route,
-            self._lease,
+            self.server,
+            self._first_token,
             self._upstream.health,
             self.counter,
             self._made_by.gaps[self.server],
             self._made_by.clock,
             self.own_headers,
             self._exchanged,
+            self._again,
         )
         self._exchange = Exchange(context, cycle, connection)
         self._connection = connection
@@ -245,18 +259,18 @@ class Attempt:
         """Take the result of the exchange, unless it is to be sent again."""
         exchange, self._exchange = self._exchange, None
         assert exchange is not None
-        if exchange.failure is not None:
-            self._upstream.failed(self._made_by.clock(), exchange.failure)
-            if self._was_stale(exchange):
-                self._connect()
-                return
+        if exchange.failure is not None and self._was_stale(exchange):
+            self._connect()
+            return
         if exchange.outcome is Outcome.TIMEOUT:
             self._abort()
+        if exchange.refused:
+            self.refusal = Refusal.OVERLOAD
         self.reply = exchange.reply
         self.broken = exchange.broken
         self.last = exchange.last
         self.error = exchange.error
-        self._end(exchange, exchange.outcome)
+        self._end(exchange, exchange.outcome, exchange.verdict)
         self._over(self)
 
     def _was_stale(self, exchange: Exchange) -> bool:
@@ -282,10 +296,23 @@ class Attempt:
         self._end(None, outcome)
         self._over(self)
 
-    def _end(self, exchange: Exchange | None, outcome: Outcome) -> None:
+    def _first_token(self, now: float) -> None:
+        self._lease.first_token(now)
+        if self._on_trial:
+            self._judge(Verdict.SUCCESS, now)
+
+    def _judge(self, verdict: Verdict, now: float) -> None:
+        on_trial, self._on_trial = self._on_trial, False
+        self._upstream.judged(verdict, now, self.error, trial=on_trial)
+
+    def _end(
+        self, exchange: Exchange | None, outcome: Outcome, verdict: Verdict = Verdict.NEUTRAL
+    ) -> None:
         if exchange is not None:
             self.status = exchange.status
             self.streams = exchange.streams
         self.outcome = outcome
         self.counter.finish()
-        self._lease.release(outcome, self._made_by.clock())
+        now = self._made_by.clock()
+        if self._lease.release(outcome, now) and self._lease.shape.sequences:
+            self._judge(verdict, now)

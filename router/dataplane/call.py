@@ -9,38 +9,20 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from router.core.types import Decision, Outcome
 from router.dataplane import errors
-from router.dataplane.asgi import Headers
-from router.dataplane.attempt import Attempt
+from router.dataplane.attempt import Attempt, Inbound
 from router.dataplane.cycle import Cycle
-from router.dataplane.errors import ErrorReply
-from router.dataplane.headers import first, own, request_id
+from router.dataplane.errors import ErrorReply, Reply
+from router.dataplane.headers import DO_NOT_RETRY, first, own, request_id
 from router.dataplane.paths import Control, Inference, Route
 from router.dataplane.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
 _CLIENT_LEFT = 499
-
-
-class Reply(Protocol):
-    """A whole response that is not relayed."""
-
-    @property
-    def status(self) -> int:
-        """Its status."""
-        ...
-
-    def body(self) -> bytes:
-        """Return its body."""
-        ...
-
-    def headers(self) -> Headers:
-        """Return its headers, but for the length of the body."""
-        ...
 
 
 class Host(Protocol):
@@ -62,9 +44,29 @@ class Host(Protocol):
         """Go on after an attempt that is over."""
         ...
 
+    def waits_no_more(self, call: "Call") -> None:
+        """Take note that a call that waits for room is given up."""
+        ...
+
     def ended(self, call: "Call") -> None:
         """Take the record of an ended call."""
         ...
+
+
+class Waiting(NamedTuple):
+    """What a call that waits for room is to send, and since when it waits."""
+
+    inbound: Inbound
+    since: float
+
+
+class _Kept(NamedTuple):
+    """What the first attempt came to, in case that there is no better answer."""
+
+    reply: Reply
+    decision: Decision | None
+    outcome: Outcome
+    error: str | None
 
 
 class _Stage(Enum):
@@ -78,11 +80,15 @@ _BEFORE = (_Stage.QUEUED, _Stage.READING)
 
 
 class Call:
-    """One request, and what is learnt of it. `refused`: servers that took no connection for it."""
+    """One request, and what is learnt of it.
+
+    `refused` are servers that it may not be sent to (again); `pinned`: it may go to one only.
+    """
 
     __slots__ = (
-        "_body", "_host", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task", "arrived",
-        "attempt", "cycle", "decision", "record", "refused", "route",
+        "_body", "_host", "_kept", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task",
+        "arrived", "attempt", "cycle", "decision", "pinned", "record", "refused", "route",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, host: Host, cycle: Cycle, route: Route) -> None:
@@ -99,6 +105,9 @@ class Call:
         self.decision: Decision | None = None
         self.attempt: Attempt | None = None
         self.refused: set[str] = set()
+        self.pinned = False
+        self.waiting: Waiting | None = None
+        self._kept: _Kept | None = None
 
     # The client's side.
 
@@ -184,6 +193,25 @@ class Call:
         except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
             self.fail(error)
 
+    def keep(self, attempt: Attempt) -> None:
+        """Keep an attempt's result, and go on to another server."""
+        self.refused.add(attempt.server)
+        self.record.retry = attempt.refusal
+        if attempt.reply is not None:
+            self._kept = _Kept(attempt.reply, self.decision, attempt.outcome, attempt.error)
+
+    def answer_kept(self) -> bool:
+        """Answer as the first attempt was, if one was kept."""
+        if self._kept is None:
+            return False
+        reply, self.decision, outcome, error = self._kept
+        if self.decision is not None:
+            self.record.server = self.decision.server
+        self.record.outcome = outcome
+        self.record.error = error
+        self.answer(reply)
+        return True
+
     def wait_for(self, reply: Coroutine[Any, Any, Reply]) -> None:
         """Answer with a reply that takes a while."""
         self._task = asyncio.get_running_loop().create_task(reply)
@@ -200,6 +228,8 @@ class Call:
         body = reply.body()
         length = (b"content-length", b"%d" % len(body))
         headers = [*reply.headers(), length, *own(record.request_id, self.decision)]
+        if record.attempts > 1 and reply.status >= 400:
+            headers.append(DO_NOT_RETRY)
         self.cycle.answer(reply.status, headers, body)
 
     def break_off(self, last: bytes = b"") -> None:
@@ -254,6 +284,8 @@ class Call:
         self.record.outcome = outcome
         if self._task is not None:
             self._task.cancel()
+        if self.waiting is not None:
+            self._host.waits_no_more(self)
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.abandon(outcome)

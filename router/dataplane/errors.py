@@ -8,6 +8,7 @@ says no), its other 5xx and everything broken are `upstream_error`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 
@@ -15,6 +16,23 @@ from router.core.types import Outcome
 from router.dataplane.asgi import Headers
 
 _BAD_GATEWAY = 502
+
+
+class Reply(Protocol):
+    """A whole response that is not relayed as it comes."""
+
+    @property
+    def status(self) -> int:
+        """Its status."""
+        ...
+
+    def body(self) -> bytes:
+        """Return its body."""
+        ...
+
+    def headers(self) -> Headers:
+        """Return its headers, but for the length of the body."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +100,28 @@ def target_needed(names: Iterable[str]) -> ErrorReply:
     return ErrorReply(400, "target_needed", message)
 
 
+def priority_unknown(allowed: Iterable[str]) -> ErrorReply:
+    """The request's class is none of ours."""
+    message = f"x-crossover-priority must be one of {', '.join(allowed)}."
+    return ErrorReply(400, "priority_unknown", message)
+
+
+def queue_full(retry_after_s: int) -> ErrorReply:
+    """No server has room, and nobody may wait any more."""
+    return _busy("queue_full", "All servers are busy, and the queue is full.", retry_after_s)
+
+
+def queue_shed(retry_after_s: int) -> ErrorReply:
+    """A waiting batch request had to make place for an interactive one."""
+    message = "All servers are busy, and the queue is needed for interactive requests."
+    return _busy("queue_shed", message, retry_after_s)
+
+
+def queue_timeout(limit_s: float, retry_after_s: int) -> ErrorReply:
+    """The request has waited for room as long as it may."""
+    return _busy("queue_timeout", f"No server had room for {limit_s:g} s.", retry_after_s)
+
+
 def body_too_large(limit_bytes: int) -> ErrorReply:
     """The request body is over the limit. The rest of it is not read."""
     message = f"The request body is larger than {limit_bytes} bytes."
@@ -115,7 +155,7 @@ def exhausted() -> ErrorReply:
 
 
 def upstream_unreachable(server: str) -> ErrorReply:
-    """No connection to any server that was tried; `server` was the last."""
+    """No connection to the server, and no other that can take the request."""
     message = f"No connection to server {server}."
     return _upstream(_BAD_GATEWAY, "upstream_unreachable", message, retry_after_s=1)
 
@@ -162,6 +202,10 @@ def outcome_of(status: int) -> Outcome:
     if status >= 500:
         return Outcome.UPSTREAM_ERROR
     return Outcome.REJECTED if status >= 400 else Outcome.OK
+
+
+def _busy(code: str, message: str, retry_after_s: int) -> ErrorReply:
+    return ErrorReply(429, code, message, "rate_limit_error", retry_after_s)
 
 
 def _upstream(

@@ -1,27 +1,30 @@
 """One request on one engine connection: the engine's bytes come in by callbacks, and go out.
 
     HEAD --event stream--> HOLD --first event--> BODY --end--> OVER
+    HEAD --429, 503------> KEEP -----------------end---------> OVER
     HEAD --anything else---------------------->  BODY
 
 Until BODY nothing has been sent to the client (commit-late). What goes wrong before it can still
-become a proper error response, and an error that an engine reports inside a 200 becomes the status
-that it should have been. What goes wrong in BODY ends the open event, adds one error event, and
-breaks the connection: a client then sees an error, never an answer that looks complete.
+become a proper error response, an error that an engine reports inside a 200 becomes the status that
+it should have been, and a request that an engine refuses because it is full may go to another; the
+refusal is kept whole, in case there is none. What goes wrong in BODY ends the open event, adds one
+error event, and breaks the connection: a client then sees an error, never an answer that looks
+complete.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from router.core.breaker import Verdict
 from router.core.health import ServerHealth
-from router.core.ledger import Lease
 from router.core.tokens import TokenCounter
 from router.core.types import Outcome
 from router.dataplane import errors, sse
 from router.dataplane.asgi import Headers
 from router.dataplane.cycle import Cycle
-from router.dataplane.errors import ErrorReply
-from router.dataplane.headers import NO_BODY, first, forwarded_response
+from router.dataplane.errors import ErrorReply, Reply
+from router.dataplane.headers import DO_NOT_RETRY, NO_BODY, first, forwarded_response
 from router.dataplane.paths import Inference
 from router.dataplane.upstream import BodyTruncated, Connection, UpstreamError
 from router.settings import Timeouts
@@ -30,6 +33,7 @@ from router.settings import Timeouts
 class _Stage(Enum):
     HEAD = auto()
     HOLD = auto()
+    KEEP = auto()
     BODY = auto()
     OVER = auto()
 
@@ -38,17 +42,37 @@ class _Stage(Enum):
 class Context:
     """What an exchange needs to know of its server and its request.
 
-    `over` is called once, when no callback will send any more.
+    `over` is called once, when no callback will send any more; `first_token` as the first one
+    comes. `again`: this is not the request's first attempt.
     """
 
     route: Inference
-    lease: Lease
+    server: str
+    first_token: Callable[[float], None]
     health: ServerHealth
     counter: TokenCounter
     gap: Callable[[float], None]
     clock: Callable[[], float]
     own_headers: Headers
     over: Callable[[], None]
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A response of an engine, kept whole; `given` are the headers that go to the client."""
+
+    status: int
+    given: Headers
+    data: bytes
+
+    def body(self) -> bytes:
+        """Return its body."""
+        return self.data
+
+    def headers(self) -> Headers:
+        """Return its headers, but for the length of the body."""
+        return [pair for pair in self.given if pair[0] != b"content-length"]
 
 
 class Exchange:
@@ -85,7 +109,7 @@ class Exchange:
         self.streams = False
         self.status: int | None = None
         self.outcome = Outcome.OK
-        self.reply: ErrorReply | sse.Refusal | None = None
+        self.reply: Reply | None = None
         self.broken = False
         self.last = b""
         self.failure: UpstreamError | None = None
@@ -101,9 +125,12 @@ class Exchange:
             self.streams = False  # compressed in spite of our asking: no event can be seen in it
         if self.streams:
             self._stage = _Stage.HOLD
+            return
+        self._waiting = False
+        self._last_at = self._clock()
+        if errors.outcome_of(status) is Outcome.UPSTREAM_OVERLOAD and self._cycle.method != "HEAD":
+            self._stage = _Stage.KEEP
         else:
-            self._waiting = False
-            self._last_at = self._clock()
             self._commit()
 
     def on_body(self, data: bytes) -> None:
@@ -115,7 +142,10 @@ class Exchange:
         clock, gap = self._clock, self._gap
         now = clock()
         if self.status is None:
-            self._hold(data, now)
+            if self._stage is _Stage.KEEP:
+                self._keep(data, now)
+            else:
+                self._hold(data, now)
             return
         if self.streams:
             gap(now - self._last_at)
@@ -129,6 +159,11 @@ class Exchange:
             return
         if self._stage is _Stage.HOLD:
             self._release(self._clock())
+        elif self._stage is _Stage.KEEP:
+            status, headers = self._head
+            self.reply = Kept(status, forwarded_response(headers), self._held)
+            self._over(errors.outcome_of(status), "refused")
+            return
         failed = Outcome.UPSTREAM_ERROR if self._reported_error else None
         self._over(failed or errors.outcome_of(self._head[0]))
 
@@ -165,8 +200,37 @@ class Exchange:
             self._give_up(errors.idle_timeout(self._server, limits.idle_s))
 
     @property
+    def refused(self) -> bool:
+        """Whether the engine said that it is full, and the client has been sent nothing."""
+        return (
+            self.status is None
+            and self.outcome is Outcome.UPSTREAM_OVERLOAD
+            and self.reply is not None
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """What this says of its server, once it is over and was not abandoned."""
+        if self.failure is not None or self.outcome is Outcome.TRUNCATED:
+            return Verdict.FAILURE
+        status = self.status or (0 if self.reply is None else self.reply.status)
+        if self.outcome is Outcome.OK:
+            return Verdict.SUCCESS
+        # 501: what was asked for does not exist there.
+        if self.outcome is Outcome.UPSTREAM_ERROR and status >= 500 and status != 501:
+            return Verdict.FAILURE
+        return Verdict.NEUTRAL
+
+    @property
     def _server(self) -> str:
-        return self._context.lease.server
+        return self._context.server
+
+    def _keep(self, data: bytes, now: float) -> None:
+        """Keep the body of a refusal, or pass it on if it is too long for one."""
+        self._last_at = now
+        self._held += data
+        if len(self._held) > sse.HOLD_BYTES_MAX:
+            self._release(now)
 
     def _hold(self, data: bytes, now: float) -> None:
         """Keep the beginning of a stream until its first event is complete."""
@@ -186,7 +250,7 @@ class Exchange:
         held, self._held = self._held, b""
         self._commit()
         self._last_at = now
-        if self._token_marker is None:
+        if self.streams and self._token_marker is None:
             self._first_token(now)
         if held:
             self._pass(held, now)
@@ -205,6 +269,8 @@ class Exchange:
         if status in NO_BODY:
             # A length without a body would break our own framing.
             headers = [pair for pair in headers if pair[0] != b"content-length"]
+        if self._context.again and status >= 400:
+            headers.append(DO_NOT_RETRY)
         self._cycle.start(status, headers + self._context.own_headers)
 
     def _pass(self, data: bytes, now: float) -> None:
@@ -224,7 +290,7 @@ class Exchange:
 
     def _first_token(self, now: float) -> None:
         self._waiting = False
-        self._context.lease.first_token(now)
+        self._context.first_token(now)
 
     def _give_up(self, reply: ErrorReply, error: str | None = None) -> None:
         """End with an error: as a response if that is still possible, else by breaking it."""

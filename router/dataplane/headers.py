@@ -12,6 +12,9 @@ from router.dataplane.asgi import Headers
 REQUEST_ID = b"x-request-id"
 TARGET = b"x-crossover-target"
 SESSION = b"x-crossover-session"
+PRIORITY = b"x-crossover-priority"
+# What OpenAI's clients obey before they look at a status.
+DO_NOT_RETRY = (b"x-should-retry", b"false")
 # Statuses whose responses have no body, whatever their head says.
 NO_BODY = frozenset({204, 304})
 
@@ -24,6 +27,7 @@ _HOP_BY_HOP = frozenset(
 # Set anew for the upstream request, or answered by our own HTTP server.
 _REQUEST_DROPPED = _HOP_BY_HOP | {
     b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID, TARGET, SESSION,
+    PRIORITY,
 }  # fmt: skip
 _RESPONSE_DROPPED = _HOP_BY_HOP | {
     REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",

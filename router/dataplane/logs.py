@@ -74,12 +74,14 @@ class JsonFormatter(logging.Formatter):
         if r.reason is not None:
             server += f'"role":"{r.role}","reason":"{r.reason}",'
         ttft = "" if r.ttft_s is None else f'"ttft_s":{r.ttft_s:.6f},'
+        waited = "" if r.waited is None else f'"waited":"{r.waited}","queue_s":{r.queue_s:.6f},'
+        retry = "" if r.retry is None else f'"retry":"{r.retry}",'
         error = "" if r.error is None else f'"error":{_json(r.error)},'
         return (
             f'{{"time":"{self._stamp}.{int((at - second) * 1e3):03}+00:00","level":"info",'
             f'"logger":"{REQUEST_LOGGER}","message":"request","request_id":{_json(r.request_id)},'
             f'"endpoint":"{r.endpoint}","streaming":{"true" if r.streaming else "false"},'
-            f"{server}{ttft}{error}"
+            f'{server}{ttft}{waited}{retry}{error}"priority":"{r.priority}",'
             f'"outcome":"{r.outcome}","status":{r.status},"attempts":{r.attempts},'
             f'"sequences":{r.sequences},"prompt_tokens":{r.prompt_tokens},'
             f'"output_tokens":{r.output_tokens},'

@@ -2,9 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
+from router.core.admission import Priority, Waited
 from router.core.types import Outcome, Reason, Role
+
+
+class Refusal(StrEnum):
+    """Why a request may go to another server: nothing was generated for it. A closed set."""
+
+    CONNECT = "connect"
+    OVERLOAD = "overload"
 
 
 @dataclass(slots=True)
@@ -12,7 +21,8 @@ class RequestRecord:
     """One request from arrival to end. Times are seconds; unknown is None.
 
     `endpoint` is a route of the allow-list, never a client's string. `status` is what the client
-    was sent, 499 if it left before a status could be sent.
+    was sent, 499 if it left before a status could be sent. `retry` is why it was sent a second
+    time, `waited` and `queue_s` how and when its wait for room ended.
     """
 
     request_id: str
@@ -24,6 +34,10 @@ class RequestRecord:
     outcome: Outcome = Outcome.OK
     status: int = 0
     attempts: int = 0
+    retry: Refusal | None = None
+    priority: Priority = Priority.INTERACTIVE
+    waited: Waited | None = None
+    queue_s: float | None = None
     sequences: int = 1
     prompt_tokens: int = 0
     output_tokens: int = 0

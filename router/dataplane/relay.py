@@ -1,8 +1,9 @@
 """What is done with the requests for an engine, and with those for paths that nobody knows.
 
-One request: classify its path, read its body, decide, attempt; a server that refuses the connection
-is left out and the decision made again. All of it runs in the callbacks of the two connections: no
-task but for a new connection and for what the router itself has to read.
+One request: classify its path, read its body, pass the gate (gate.py), which decides or lets it
+wait, attempt; a server that does not take it is left out, and it comes to the gate again. All of it
+runs in the callbacks of the two connections: no task but for a new connection and for what the
+router itself has to read.
 """
 
 import asyncio
@@ -10,17 +11,20 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
+from router.core.admission import Priority
 from router.core.ledger import Ledger
 from router.core.steering import Steering
 from router.core.types import Decision, Reason, RequestShape
 from router.dataplane import errors
 from router.dataplane.asgi import Headers
 from router.dataplane.attempt import Attempt, Attempts, Inbound
-from router.dataplane.call import Call, Reply
+from router.dataplane.call import Call
 from router.dataplane.cycle import Cycle
-from router.dataplane.errors import ErrorReply
+from router.dataplane.errors import Reply
 from router.dataplane.fetch import fetch
+from router.dataplane.gate import Gate, GateLimits
 from router.dataplane.headers import (
+    PRIORITY,
     SESSION,
     TARGET,
     encode_head,
@@ -30,7 +34,7 @@ from router.dataplane.headers import (
 )
 from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, classify
 from router.dataplane.peek import peek
-from router.dataplane.record import Observer
+from router.dataplane.record import Observer, Refusal
 from router.dataplane.redact import redact
 from router.dataplane.upstream import ExhaustedError, Upstream, UpstreamError
 from router.settings import Timeouts
@@ -38,6 +42,7 @@ from router.settings import Timeouts
 _INFO_BYTES_MAX = 16 * 2**20
 _CONTROL = Inference("control")
 _NO_LOAD = RequestShape(sequences=0)
+_PRIORITIES = {priority.encode("ascii"): priority for priority in Priority}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class RelayLimits:
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_bytes: int = 64 * 2**20
     sweep_s: float = 1.0
+    gate: GateLimits = field(default_factory=GateLimits)
 
 
 class Relay:
@@ -83,6 +89,8 @@ class Relay:
             {name: observer.gap_observer(name) for name in self._upstreams},
             clock,
         )
+        specs = tuple(upstream.spec for upstream in upstreams)
+        self.gate = Gate(specs, steering, ledger, limits.gate, self._attempt, clock)
 
     @property
     def calls(self) -> Collection[Call]:
@@ -119,7 +127,7 @@ class Relay:
         route = call.route
         match route:
             case Inference():
-                self._steer(call, self._inbound(call, route))
+                self._steer(call, route)
             case ServerInfo():
                 self._describe(call)
             case Control():
@@ -129,15 +137,20 @@ class Relay:
 
     def attempted(self, call: Call, attempt: Attempt) -> None:
         """Go on after an attempt: try another server, or end the response."""
-        if may_retry(call, attempt):
-            call.refused.add(attempt.server)
-            self._steer(call, attempt.inbound)
-        elif attempt.reply is not None:
+        if self.gate.come_again(call, attempt):
+            return
+        if attempt.refusal is Refusal.CONNECT and call.answer_kept():
+            return
+        if attempt.reply is not None:
             call.answer(attempt.reply)
         elif attempt.broken:
             call.break_off(attempt.last)
         else:
             call.cycle.end()
+
+    def waits_no_more(self, call: Call) -> None:
+        """Take a call out of the queue: its client has left, or the router stops."""
+        self.gate.leave(call)
 
     def ended(self, call: Call) -> None:
         """Take the record of an ended call."""
@@ -154,24 +167,16 @@ class Relay:
         headers = forwarded_request(call.cycle.headers)
         return Inbound(call.cycle, headers, body, route, facts, record.request_id)
 
-    def _steer(self, call: Call, inbound: Inbound) -> None:
-        """Choose a server and attempt, or say why there is none."""
-        began = self.clock()
-        admitted = self._admit(call, inbound.peek.shape, began)
-        call.record.decision_s += self.clock() - began
-        if isinstance(admitted, Decision):
-            self._attempt(call, inbound, admitted)
-        else:
-            call.answer(admitted)
-
-    def _admit(self, call: Call, shape: RequestShape, now: float) -> Decision | ErrorReply:
-        """Return where a request goes now, or the error that refuses it."""
-        decision = self._steering.decide(shape, now, call.refused)
-        if decision is not None:
-            return decision
-        if call.decision is not None:
-            return errors.upstream_unreachable(call.decision.server)
-        return errors.no_server()
+    def _steer(self, call: Call, route: Inference) -> None:
+        """Take the request to the gate, in its class."""
+        word = first(call.cycle.headers, PRIORITY)
+        if word is not None:
+            priority = _PRIORITIES.get(word)
+            if priority is None:
+                call.answer(errors.priority_unknown(Priority))
+                return
+            call.record.priority = priority
+        self.gate.come(call, self._inbound(call, route))
 
     def _attempt(self, call: Call, inbound: Inbound, decision: Decision) -> None:
         record = call.record
@@ -180,7 +185,8 @@ class Relay:
         record.reason = decision.reason
         record.attempts += 1
         call.decision = decision
-        call.attempt = self.attempts.make(inbound, decision, call.attempted)
+        again = record.attempts > 1
+        call.attempt = self.attempts.make(inbound, decision, call.attempted, again=again)
         call.attempt.start()
 
     def _control(self, call: Call, route: Control) -> None:
@@ -193,6 +199,7 @@ class Relay:
         if name is None:
             call.answer(errors.target_needed(self._upstreams))
             return
+        call.pinned = True
         self._attempt(call, self._inbound(call, _CONTROL), Decision(name, Reason.FIXED))
 
     def _describe(self, call: Call) -> None:
@@ -246,11 +253,7 @@ class Relay:
             for call in tuple(self._calls):
                 call.expire(now)
             self.attempts.sweep(now)
-
-
-def may_retry(call: Call, attempt: Attempt) -> bool:
-    """Whether the request may go to another server: only if nothing of it was sent."""
-    return attempt.refused_connection and not call.cycle.started
+            self.gate.sweep(now)
 
 
 @dataclass(frozen=True, slots=True)

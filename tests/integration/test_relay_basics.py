@@ -322,8 +322,7 @@ async def test_an_engines_error_passes_and_is_not_taken_for_a_fault_of_the_wire(
     async def script(call: Call) -> None:
         await call.reply(b'{"object":"error"}', status)
 
-    async with running() as rig:
-        rig.spec.script = script
+    async with running(engines={"spec": Engine(script)}) as rig:
         for _ in range(3):
             response = await rig.http.post(CHAT, content=CHAT_BODY)
             assert (response.status_code, response.content) == (status, b'{"object":"error"}')

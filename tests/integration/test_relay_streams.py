@@ -77,8 +77,7 @@ async def test_queue_full_inside_a_200_becomes_a_503() -> None:
     async def script(call: Call) -> None:
         await call.stream(QUEUE_FULL, DONE)
 
-    async with running() as rig:
-        rig.spec.script = script
+    async with running(engines={"spec": Engine(script)}) as rig:
         response = await rig.http.post(CHAT, content=BODY)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "The request queue is full."
@@ -98,8 +97,7 @@ async def test_an_abort_inside_a_generate_stream_becomes_its_status() -> None:
     async def script(call: Call) -> None:
         await call.stream(b"data: " + data + b"\n\n", DONE)
 
-    async with running() as rig:
-        rig.spec.script = script
+    async with running(engines={"spec": Engine(script)}) as rig:
         response = await rig.http.post("/generate", content=b'{"text": "a", "stream": true}')
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "The request queue is full."

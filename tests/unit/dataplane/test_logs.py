@@ -11,9 +11,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from router.core.admission import Priority, Waited
 from router.core.types import Outcome, Reason, Role
 from router.dataplane.logs import BatchHandler, JsonFormatter, TextFormatter, configure, log_request
-from router.dataplane.record import RequestRecord
+from router.dataplane.record import Refusal, RequestRecord
 
 HOSTILE = 'a\nb\r\x1b[31m"\u2028\x85\x00{'
 
@@ -72,6 +73,14 @@ def test_a_request_is_one_json_line_with_decision_and_reason() -> None:
     [
         record(),
         RequestRecord("r-2", "other"),
+        RequestRecord(
+            "r-4",
+            "other",
+            retry=Refusal.CONNECT,
+            priority=Priority.BATCH,
+            waited=Waited.SERVED,
+            queue_s=0.25,
+        ),
         RequestRecord("r-3", "/server_info", server='a"b\\', ttft_s=None, error='no "x"\n\u2028'),
     ],
 )
