@@ -25,8 +25,6 @@ DASHBOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 # Of all panels and rules together, from the start of the load: the learner needs a while to know
 # where the servers cross.
 WARM_UP_S = 60.0
-# No simulated engine carries the plugin. That these exist is held by the table of docs/metrics.md.
-OF_THE_PLUGIN = frozenset({"router_engine_switch_state", "router_engine_off_share_ratio"})
 
 
 def promtool(*words: str) -> None:
@@ -128,18 +126,11 @@ def panels() -> Iterator[Any]:
 def test_every_panel_shows_data_of_a_node_under_load(expr: str, prometheus: Prometheus) -> None:
     expr = expr.replace("$server", ".+").replace("$__rate_interval", "30s")
     assert "$" not in expr
-    if not own_names(expr) & OF_THE_PLUGIN:
-        assert prometheus.gives(expr)
+    assert prometheus.gives(expr)
 
 
 def own_names(expr: str) -> set[str]:
     return set(re.findall(r"\b(?:router_|crossover:|up\b)[a-z_0-9:]*", expr))
-
-
-def test_the_metrics_of_the_plugin_are_those_that_the_router_has() -> None:
-    documented = (ROOT / "docs/metrics.md").read_text()
-    for name in OF_THE_PLUGIN:
-        assert f"| `{name}` |" in documented
 
 
 @pytest.mark.parametrize("name", list(rules("record")))
@@ -152,5 +143,5 @@ def test_every_alert_looks_at_metrics_that_exist(
     alert: str, expr: str, prometheus: Prometheus
 ) -> None:
     assert own_names(expr), alert
-    for name in own_names(expr) - OF_THE_PLUGIN:
+    for name in own_names(expr):
         assert prometheus.gives(name), name
