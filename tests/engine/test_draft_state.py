@@ -5,7 +5,17 @@ import pytest
 from tests.engine.harness.cases import GAPS, LONG, RESUMED
 from tests.engine.harness.comparing import accept_ratio
 from tests.engine.harness.laboratory import Laboratory
-from tests.engine.harness.scenario import CHAIN_V2, CHAIN_V2_PAGED, CLEAN, TREE, Case, Engine, Job
+from tests.engine.harness.scenario import (
+    CHAIN_V1_PAGED,
+    CHAIN_V2,
+    CHAIN_V2_PAGED,
+    CLEAN,
+    DEEP_TREE,
+    TREE,
+    Case,
+    Engine,
+    Job,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -23,7 +33,8 @@ def stock(engine: Engine, case: Case) -> Job:
 
 
 GAP_JOBS = [
-    scheduled(engine, GAPS, f"every:{gap}") for engine in (TREE, CHAIN_V2) for gap in GAP_STEPS
+    *(scheduled(engine, GAPS, f"every:{gap}") for engine in (TREE, CHAIN_V2) for gap in GAP_STEPS),
+    *(scheduled(engine, GAPS, "every:16") for engine in (DEEP_TREE, CHAIN_V1_PAGED)),
 ]
 
 

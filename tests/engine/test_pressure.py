@@ -55,6 +55,16 @@ def test_a_tree_that_is_off_retracts_no_more_than_plain(laboratory: Laboratory) 
     assert off <= expected < always_on
 
 
+def test_a_chain_that_is_off_reserves_one_token_a_step(laboratory: Laboratory) -> None:
+    """In a pool of this size, reserving a whole chain would retract one request more."""
+    size = {**SQUEEZED, "max_total_tokens": 288}
+    off = Job(CHAIN_V2.with_options("288", **size), [CROWD], {"SGLANG_SPEC_SWITCH_SCHEDULE": "off"})
+    expected = retractions(
+        laboratory.result(Job(PLAIN.with_options("288", **size), [CROWD]), "crowd")
+    )
+    assert retractions(laboratory.result(off, "crowd")) <= expected
+
+
 def test_a_switch_on_waits_for_room(laboratory: Laboratory) -> None:
     """The threshold alone would speculate all the time; a full pool keeps OFF going instead."""
     threshold = {
