@@ -10,6 +10,9 @@ from sglang_patch.rule import Rule, ScheduledRule, ThresholdRule
 PREFIX = "SGLANG_SPEC_SWITCH_"
 DEFAULT_DWELL_STEPS = 16
 DEFAULT_ENABLE_SHARE = 0.8
+DEFAULT_SYNC_WINDOW = 16
+SYNC_WINDOW_MAX = 128
+EACH_STEP, DEFERRED = "each-step", "deferred"
 
 
 class ConfigError(ValueError):
@@ -24,6 +27,7 @@ class Setting:
     flag: str | None
     help: str
     switch: bool = False
+    metavar: str = "N"
 
     @property
     def variable(self) -> str:
@@ -58,6 +62,19 @@ OPTIONAL = Setting(
     "Start without the switch, with a warning, where it cannot work (default: refuse to start).",
     switch=True,
 )
+DRAFT_SYNC = Setting(
+    "DRAFT_SYNC",
+    "--speculative-switch-draft-sync",
+    f"{EACH_STEP}: every OFF step extends the draft. {DEFERRED}: OFF steps keep what that takes, "
+    f"and the draft catches up in one pass (default: {EACH_STEP}).",
+    metavar=f"{EACH_STEP}|{DEFERRED}",
+)
+SYNC_WINDOW = Setting(
+    "SYNC_WINDOW",
+    "--speculative-switch-sync-window",
+    "Most OFF steps that the draft may be behind if it catches up "
+    f"(1 to {SYNC_WINDOW_MAX}, default: {DEFAULT_SYNC_WINDOW}).",
+)
 SCHEDULE = Setting(
     "SCHEDULE", None, "Diagnostic: on, off, every:K or random:SEED forces the mode by decode step."
 )
@@ -68,17 +85,26 @@ SKIP_DRAFT_EXTEND = Setting(
     "Diagnostic: OFF steps leave the draft stale. For timing only: acceptance collapses.",
     switch=True,
 )
-SETTINGS = (DISABLE, ENABLE, DWELL, OPTIONAL, SCHEDULE, TRACE, SKIP_DRAFT_EXTEND)
+SETTINGS = (
+    *(DISABLE, ENABLE, DWELL, DRAFT_SYNC, SYNC_WINDOW, OPTIONAL),
+    *(SCHEDULE, TRACE, SKIP_DRAFT_EXTEND),
+)
+DEPENDENT = (ENABLE, DWELL, DRAFT_SYNC, SYNC_WINDOW)
+"""Settings that say how to switch, and so nothing where nothing switches."""
 FLAGS = tuple(setting for setting in SETTINGS if setting.flag)
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A valid configuration in which speculation may switch."""
+    """A valid configuration in which speculation may switch.
+
+    `sync_window` is the number of OFF steps that the draft may be behind, None if each extends it.
+    """
 
     disable_above: int | None
     enable_at: int | None
     dwell_steps: int = DEFAULT_DWELL_STEPS
+    sync_window: int | None = None
     optional: bool = False
     schedule: ScheduledRule | None = None
     trace: str | None = None
@@ -100,7 +126,7 @@ class Config:
 
 def is_requested(environ: Mapping[str, str]) -> bool:
     """Tell whether anything asks for switching; if not, the engine is left exactly as it is."""
-    return any(environ.get(setting.variable, "") for setting in (DISABLE, ENABLE, DWELL, SCHEDULE))
+    return any(environ.get(setting.variable, "") for setting in (DISABLE, SCHEDULE, *DEPENDENT))
 
 
 def is_optional(environ: Mapping[str, str]) -> bool:
@@ -117,7 +143,7 @@ def read_config(environ: Mapping[str, str]) -> Config | None:
     disable_above = _number(environ, DISABLE)
     schedule = _schedule(environ)
     if disable_above is None and schedule is None:
-        given = next(s for s in (ENABLE, DWELL) if environ.get(s.variable, ""))
+        given = next(s for s in DEPENDENT if environ.get(s.variable, ""))
         raise ConfigError(
             f"{given.spelled} has no effect without {DISABLE.flag}. Set that, or remove this."
         )
@@ -125,6 +151,7 @@ def read_config(environ: Mapping[str, str]) -> Config | None:
         disable_above=disable_above,
         enable_at=_enable_at(environ, disable_above),
         dwell_steps=_number(environ, DWELL, DEFAULT_DWELL_STEPS) or 0,
+        sync_window=_sync_window(environ),
         optional=is_optional(environ),
         schedule=schedule,
         trace=environ.get(TRACE.variable) or None,
@@ -149,6 +176,31 @@ def _enable_at(environ: Mapping[str, str], disable_above: int | None) -> int | N
             "since a decode step has one request at least. Use 1 or more."
         )
     return enable_at
+
+
+def _sync_window(environ: Mapping[str, str]) -> int | None:
+    kind = environ.get(DRAFT_SYNC.variable, "") or EACH_STEP
+    if kind not in (EACH_STEP, DEFERRED):
+        raise ConfigError(f"{DRAFT_SYNC.flag} must be {EACH_STEP} or {DEFERRED}, not {kind!r}.")
+    steps = _number(environ, SYNC_WINDOW)
+    if kind == EACH_STEP:
+        if steps is not None:
+            raise ConfigError(
+                f"{SYNC_WINDOW.flag} has no effect without {DRAFT_SYNC.flag} {DEFERRED}. "
+                "Set that, or remove this."
+            )
+        return None
+    if _switch(environ, SKIP_DRAFT_EXTEND):
+        raise ConfigError(
+            f"{SKIP_DRAFT_EXTEND.variable} leaves the draft stale, and "
+            f"{DRAFT_SYNC.flag} {DEFERRED} keeps it in step. Remove one of them."
+        )
+    steps = DEFAULT_SYNC_WINDOW if steps is None else steps
+    if not 1 <= steps <= SYNC_WINDOW_MAX:
+        raise ConfigError(
+            f"{SYNC_WINDOW.flag} must be 1 to {SYNC_WINDOW_MAX} OFF steps, not {steps}."
+        )
+    return steps
 
 
 def _number(environ: Mapping[str, str], setting: Setting, default: int | None = None) -> int | None:

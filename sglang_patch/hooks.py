@@ -153,6 +153,12 @@ SCHEDULER_HOOKS = (
         "v2: OFF drafts nothing",
     ),
     _hook(
+        "mem_cache.common:release_kv_cache",
+        "req tree_cache is_insert",
+        "draft_sync:release_kv_cache",
+        "v2, deferred draft sync: knows whose slots enter the prefix cache",
+    ),
+    _hook(
         "managers.scheduler_output_processor_mixin:"
         "SchedulerOutputProcessorMixin.process_batch_result_decode",
         "self batch result",
@@ -334,6 +340,22 @@ DIRECT_CALLS = (
         "seq_lens_cpu out_cache_loc",
         "FlashAttention: metadata of one token a request",
     ),
+    _call(
+        "managers.overlap_utils:FutureMap.store_to_map",
+        "future_indices batch_result",
+        "v2, deferred draft sync: stores the last tokens alone",
+    ),
+    _call(
+        "models.llama:LlamaAttention.forward_prepare_native",
+        "positions hidden_states",
+        "v2, deferred draft sync: keys and values",
+    ),
+    _call(
+        "mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer",
+        "layer loc cache_k cache_v k_scale v_scale",
+        "v2, deferred draft sync: writes keys and values",
+    ),
+    _call("utils:is_pin_memory_available", "device", "v2, deferred draft sync: row numbers"),
     _call("speculative.spec_utils:maybe_detect_nan", "tensor msg", "direct step: diagnostic"),
     _call("utils:fast_topk", "values topk dim", "v2, direct step: candidates"),
     _call("observability.trace:get_global_tracing_enabled", "", "direct step: not while traced"),

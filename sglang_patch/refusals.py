@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sglang_patch.config import OPTIONAL
+from sglang_patch.config import DRAFT_SYNC, EACH_STEP, OPTIONAL
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,19 @@ def worker_refusal(name: str, known: Container[str]) -> tuple[Refusal, ...]:
             "Use --speculative-algorithm EAGLE3, or remove the switch's settings",
         ),
     )
+
+
+def sync_refusal(worker: str, draft_lacks: str | None) -> tuple[Refusal, ...]:
+    """Return a refusal to defer the draft sync: of another worker, or of a draft whose KV cannot be
+    written by itself (`draft_lacks` says why).
+    """
+    way_out = f"Use {DRAFT_SYNC.flag} {EACH_STEP}"
+    if worker != "EAGLEWorkerV2":
+        why = "only EAGLEWorkerV2 (a chain, with overlap scheduling) defers it"
+        return (Refusal(f"speculative worker {worker}", why, way_out),)
+    if draft_lacks is not None:
+        return (Refusal("this draft model", draft_lacks, way_out),)
+    return ()
 
 
 def hook_refusal(unapplied: Sequence[str]) -> tuple[Refusal, ...]:

@@ -10,6 +10,9 @@ ALPHA = 0.05
 OUTLIER = 10.0
 """A step that takes this many times the average is a stall, not a step time."""
 
+SYNCS = ("full", "resume", "end")
+"""Why the draft caught up: no room for another OFF step, an ON step is next, requests ended."""
+
 
 def bucket(running: int) -> int:
     """Return the power of two at or above a batch size: 1, 2, 4, ..."""
@@ -54,6 +57,8 @@ class Telemetry:
     )
     switches: int = 0
     direct_steps: int = 0
+    deferred_positions: int = 0
+    draft_syncs: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SYNCS, 0))
     accept: Average = field(default_factory=Average)
     draft_stale: bool = False
 
@@ -121,6 +126,8 @@ class Telemetry:
             "off_share": round(self.modes[Mode.OFF].steps / steps, 4) if steps else 0.0,
             "switches_total": self.switches,
             "direct_steps": self.direct_steps,
+            "deferred_positions": self.deferred_positions,
+            "draft_syncs": dict(self.draft_syncs),
             "accept_length_on": None if self.accept.value is None else round(self.accept.value, 3),
             "t_on_ms": None if t_on is None else round(t_on, 3),
             "t_off_ms": None if t_off is None else round(t_off, 3),

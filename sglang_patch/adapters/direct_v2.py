@@ -11,9 +11,9 @@ from sglang_patch.adapters.off_state import OffState, drafting
 from sglang_patch.adapters.one_node import one_node_verify_input
 
 
-def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
+def direct_step(worker: Any, batch: Any, off: OffState, sync: Any = None) -> Any:
     """Run an OFF step of a worker batch that `is_direct`: target, next token, draft extend
-    (eagle_worker_v2.py:573-661, 979-1125).
+    (eagle_worker_v2.py:573-661, 979-1125), or what `sync` keeps for a later one.
 
     Every request yields one token, which the CPU need not be told by the GPU.
     """
@@ -31,7 +31,14 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
         bonus_tokens=tokens, new_seq_lens=seq_lens_after, verify_done=device.Event()
     )
     following.verify_done.record()
-    result = GenerationBatchResult(
+    states = target.logits_output.hidden_states
+    if sync is not None:
+        sync.keep(batch, states, tokens)
+    else:
+        following.topk_p, following.topk_index, following.hidden_states = extend_draft(
+            worker.draft_worker, batch, off, states, tokens
+        )
+    return GenerationBatchResult(
         logits_output=target.logits_output,
         next_token_ids=tokens,
         can_run_cuda_graph=target.can_run_cuda_graph,
@@ -41,8 +48,6 @@ def direct_step(worker: Any, batch: Any, off: OffState) -> Any:
         routed_experts_output=target.routed_experts_output,
         indexer_topk_output=target.indexer_topk_output,
     )
-    _extend_draft(worker.draft_worker, batch, off, result)
-    return result
 
 
 def _forward_target(worker: Any, batch: Any, off: OffState, seq_lens_after: Any) -> Any:
@@ -70,8 +75,11 @@ def _forward_target(worker: Any, batch: Any, off: OffState, seq_lens_after: Any)
     return worker.target_worker.forward_batch_generation(batch, is_verify=True)
 
 
-def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
-    """Extend the draft by the next token, and complete the next draft input.
+def extend_draft(
+    drafter: Any, batch: Any, off: OffState, states: Any, tokens: Any
+) -> tuple[Any, Any, Any]:
+    """Extend the draft by one token a request; return what the next draft begins with: the
+    candidates' probabilities, the candidates, and the draft's hidden states.
 
     With one token a request each row is the one that stock would pick, and a graph has picked the
     candidates already (eagle_draft_extend_cuda_graph_runner.py:425).
@@ -83,7 +91,7 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
 
     rows, runner = len(batch.seq_lens), drafter.cuda_graph_runner_for_draft_extend
     extend_input = EagleDraftInput(
-        hidden_states=result.logits_output.hidden_states,
+        hidden_states=states,
         num_tokens_per_req=1,
         num_tokens_for_logprob_per_req=1,
         num_correct_drafts=off.constants.zeros(rows),
@@ -91,7 +99,7 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
     )
     with drafting(drafter, drafter.draft_runner):
         forward_batch = extend_input.prepare_for_extend_to_fill_draft_kvcache(
-            batch, result.next_token_ids, 1, drafter.draft_runner, runner
+            batch, tokens, 1, drafter.draft_runner, runner
         )
         if runner and runner.can_run(forward_batch):
             output = runner.replay(forward_batch)
@@ -103,6 +111,4 @@ def _extend_draft(drafter: Any, batch: Any, off: OffState, result: Any) -> None:
             probabilities = torch.softmax(output.next_token_logits, dim=-1)
             topk_p, topk_index = fast_topk(probabilities, drafter.topk, dim=-1)
     maybe_detect_nan(output.next_token_logits, "draft_extend_for_decode")
-    following = result.next_draft_input
-    following.topk_p, following.topk_index = topk_p, topk_index
-    following.hidden_states = output.hidden_states
+    return topk_p, topk_index, output.hidden_states

@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang_patch.adapters.direct import is_direct
 from sglang_patch.adapters.direct_v2 import direct_step
+from sglang_patch.adapters.draft_sync import DraftSync
 from sglang_patch.adapters.off_state import OffState, build_off_state
 from sglang_patch.adapters.one_node import one_node_verify_input, stale_draft_input
 from sglang_patch.adapters.swapping import swapped
@@ -23,6 +24,10 @@ def attach(worker: Any, switch: Switch) -> None:
     state = build_off_state(drafter, worker.target_worker.model_runner, drafter.draft_runner)
     worker.spec_switch_off = drafter.spec_switch_off = state
     worker.spec_switch = drafter.spec_switch = switch
+    window, worker.spec_switch_sync = switch.config.sync_window, None
+    if window is not None:
+        worker.spec_switch_sync = DraftSync(drafter, window, switch.telemetry)
+        drafter.req_to_token_pool.spec_switch_sync = worker.spec_switch_sync
 
 
 def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
@@ -30,22 +35,52 @@ def forward_batch_generation(original: Callable[..., Any], worker: Any, batch: A
     it.
     """
     switch: Switch | None = getattr(worker, "spec_switch", None)
-    if switch is None or batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+    if switch is None:
         return original(worker, batch)
+    sync: DraftSync | None = worker.spec_switch_sync
+    if sync is not None:
+        sync.write_ended()
+    if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+        result = original(worker, batch)
+        if sync is not None:
+            sync.keep_prompts(batch, result.logits_output.hidden_states, result.next_token_ids)
+        return result
     switch.seen_in_worker()
-    result = _off_step(original, worker, batch) if switch.off else original(worker, batch)
+    if switch.off:
+        result = _off_step(original, worker, batch)
+    else:
+        if sync is not None:
+            sync.resume(worker.draft_worker, batch, worker.spec_switch_off)
+        result = original(worker, batch)
     result.spec_switch_mode = switch.mode
     return result
 
 
 def _off_step(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
     off, skips = worker.spec_switch_off, worker.spec_switch.config.skip_draft_extend
+    sync: DraftSync | None = worker.spec_switch_sync
+    if sync is not None:
+        sync.make_room(batch)
     with _one_token_step(worker, off):
         if is_direct(batch) and not skips and not worker.plan_stream:
             worker.spec_switch.telemetry.direct_steps += 1
-            return direct_step(worker, batch, off)
-        with _leave_draft_stale(worker.draft_worker) if skips else nullcontext():
+            return direct_step(worker, batch, off, sync)
+        with _extending(worker.draft_worker, skips, sync):
             return original(worker, batch)
+
+
+def _extending(drafter: Any, skips: bool, sync: DraftSync | None) -> AbstractContextManager[None]:
+    """Do with the draft extend of a stock step what is to be done with it."""
+    if skips:
+        return _leave_draft_stale(drafter)
+    if sync is None:
+        return nullcontext()
+
+    def keep(batch: Any, batch_result: Any) -> None:
+        following = batch_result.next_draft_input
+        sync.keep(batch, batch_result.logits_output.hidden_states, following.bonus_tokens)
+
+    return swapped(drafter, _draft_extend_for_decode=keep)
 
 
 @contextmanager

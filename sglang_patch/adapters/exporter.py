@@ -42,6 +42,9 @@ class Exporter:
         self._set("threshold", switch.config.disable_above)
         self._set("accept_length_on", telemetry.accept.value)
         self._grow("switches", telemetry.switches)
+        self._grow("deferred_positions", telemetry.deferred_positions)
+        for why, count in telemetry.draft_syncs.items():
+            self._grow("draft_syncs", count, why=why)
         for mode, counters in telemetry.modes.items():
             self._grow("steps", counters.steps, mode=mode)
             self._grow("tokens", counters.tokens, mode=mode)
@@ -86,4 +89,6 @@ COUNTERS = (
     ("seconds", "Wall time of decode steps that follow one another.", ("mode",)),
     ("graph_misses", "Decode steps that ran without a CUDA graph.", ("mode",)),
     ("switches", "Changes of mode.", ()),
+    ("deferred_positions", "Positions whose draft KV an OFF step left for later.", ()),
+    ("draft_syncs", "Passes that wrote draft KV that was left for later.", ("why",)),
 )

@@ -1,4 +1,5 @@
-"""Memory of the OFF graphs and backends, set aside before the KV pool takes what is left.
+"""Memory of OFF steps, set aside before the KV pool takes what is left: graphs, backends, and the
+ring of a deferred draft sync.
 
 SGLang captures graphs after it has sized the pool; an unbudgeted second set would fail there.
 """
@@ -7,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_patch.adapters.draft_sync import PASS_TOKENS
 from sglang_patch.adapters.off_state import capture_sizes
 from sglang_patch.adapters.server_args import current_config
 from sglang_patch.refusals import server_refusals
@@ -16,6 +18,12 @@ logger = logging.getLogger(__name__)
 GRAPH_BYTES = 8 << 20
 """What one captured batch size costs beside its tensors, in both graph sets together."""
 BASE_BYTES = 128 << 20
+AUXILIARY_LAYERS = 3
+"""Layers of the target whose hidden states an EAGLE-3 draft takes, where its file says nothing else
+(llama_eagle3.py:153-158); the draft is not loaded yet when the pool is sized.
+"""
+PASS_WIDTHS = 8
+"""Hidden sizes that a pass of the deferred sync holds for each position beside what it reads."""
 
 
 def profile_available_bytes(
@@ -26,11 +34,16 @@ def profile_available_bytes(
     """
     available = original(model_runner, pre_model_load_memory)
     arguments = model_runner.server_args
-    if model_runner.is_draft_worker or arguments.disable_cuda_graph or arguments.device != "cuda":
+    if model_runner.is_draft_worker or arguments.device != "cuda":
         return available
-    if current_config() is None or server_refusals(arguments):
+    config = current_config()
+    if config is None or server_refusals(arguments):
         return available
-    budget = budget_bytes(arguments, model_runner.model_config)
+    budget = sync_bytes(arguments, model_runner.model_config, config.sync_window or 0)
+    if not arguments.disable_cuda_graph:
+        budget += budget_bytes(arguments, model_runner.model_config)
+    if not budget:
+        return available
     logger.info(
         "Speculation switch: %.2f GB set aside for OFF steps before the KV pool is sized.",
         budget / 2**30,
@@ -47,6 +60,15 @@ def budget_bytes(arguments: Any, model_config: Any) -> int:
     slots *= slot_bytes(backend, arguments.page_size, arguments.speculative_eagle_topk)
     logits, hidden = 4 * model_config.vocab_size, 4 * 2 * model_config.hidden_size
     return int(BASE_BYTES + len(sizes) * GRAPH_BYTES + slots + rows * (logits + hidden))
+
+
+def sync_bytes(arguments: Any, model_config: Any, window: int) -> int:
+    """Return what a draft sync deferred by `window` OFF steps keeps, and holds while it writes."""
+    if not window:
+        return 0
+    hidden = model_config.hidden_size * model_config.dtype.itemsize
+    kept = window * (arguments.max_running_requests + 1) * (AUXILIARY_LAYERS * hidden + 3 * 8)
+    return int(kept + PASS_TOKENS * (AUXILIARY_LAYERS + PASS_WIDTHS) * hidden)
 
 
 def slot_bytes(backend: str, page_size: int, topk: int) -> float:

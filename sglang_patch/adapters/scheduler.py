@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sglang_patch.adapters import eagle_v1, eagle_v2
+from sglang_patch.adapters.draft_kv import why_not
+from sglang_patch.adapters.draft_sync import store_last_tokens
 from sglang_patch.adapters.off_state import one_token
 from sglang_patch.adapters.server_args import current_config
 from sglang_patch.adapters.swapping import swapped
-from sglang_patch.config import SKIP_DRAFT_EXTEND, Config
+from sglang_patch.config import DEFERRED, DRAFT_SYNC, SKIP_DRAFT_EXTEND, Config
 from sglang_patch.plugin import unapplied
 from sglang_patch.refusals import (
     Refusal,
@@ -19,6 +21,7 @@ from sglang_patch.refusals import (
     hybrid_refusal,
     refuse,
     server_refusals,
+    sync_refusal,
     worker_refusal,
 )
 from sglang_patch.rule import HEADROOM
@@ -48,6 +51,10 @@ def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any
     if refusals := worker_refusal(kind, known=ATTACH) or hook_refusal(unapplied()):
         scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank)
         return None
+    if config.sync_window is not None and (refusals := _sync_refusal(kind, worker)):
+        asked = f"{DRAFT_SYNC.flag} {DEFERRED}"
+        scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank, asked)
+        return None
     switch = Switch(config, time.perf_counter, rank=scheduler.tp_rank, trace=_trace(config))
     ATTACH[kind](worker, switch)
     switch.arm()
@@ -75,9 +82,17 @@ def _announce(config: Config) -> None:
         )
 
 
-def _inert(config: Config, refusals: tuple[Refusal, ...], rank: int) -> Switch:
+def _sync_refusal(kind: str, worker: Any) -> tuple[Refusal, ...]:
+    known = ATTACH[kind] is eagle_v2.attach
+    return sync_refusal(kind, why_not(worker.draft_worker.draft_runner.model) if known else None)
+
+
+def _inert(
+    config: Config, refusals: tuple[Refusal, ...], rank: int, asked_by: str | None = None
+) -> Switch:
     """End the process, or go on without the switch where that is allowed."""
-    reason = refuse(refusals, asked_by=config.asked_by, optional=config.optional)
+    asked_by = asked_by or config.asked_by
+    reason = refuse(refusals, asked_by=asked_by, optional=config.optional)
     return Switch(config, time.perf_counter, rank=rank, reason=reason)
 
 
@@ -151,14 +166,15 @@ def run_batch(
     then need not wait for the forward stream, whose tensor scheduler.py:3066 would leave.
     """
     switch: Switch | None = getattr(scheduler, "spec_switch", None)
-    known = (
-        switch is not None and switch.off and batch.is_spec_v2 and batch.forward_mode.is_decode()
-    )
-    if not known:
+    decodes = batch.is_spec_v2 and batch.forward_mode.is_decode()
+    if switch is None or not switch.off or not decodes:
         return original(scheduler, batch, pp_proxy_tensors)
     seq_lens = batch.seq_lens + 1
     futures = scheduler.future_map
-    with swapped(futures, resolve_future=partial(_resolve_last_tokens, futures)):
+    lent: dict[str, object] = {"resolve_future": partial(_resolve_last_tokens, futures)}
+    if switch.config.sync_window is not None:
+        lent["store_to_map"] = partial(store_last_tokens, futures)
+    with swapped(futures, **lent):
         result = original(scheduler, batch, pp_proxy_tensors)
     batch.seq_lens = seq_lens
     batch.spec_info.verify_done = None

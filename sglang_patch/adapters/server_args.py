@@ -16,7 +16,7 @@ def add_cli_args(original: Callable[..., Any], parser: Any) -> Any:
     result = original(parser)
     group = parser.add_argument_group("speculation switch (crossover)")
     for setting in FLAGS:
-        kind = {"action": "store_true"} if setting.switch else {"metavar": "N"}
+        kind = {"action": "store_true"} if setting.switch else {"metavar": setting.metavar}
         group.add_argument(
             setting.flag, dest=_dest(setting.flag), default=None, help=setting.help, **kind
         )

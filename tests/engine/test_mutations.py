@@ -22,8 +22,8 @@ ARMING = "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker"
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 EXTEND_V1 = "sglang.srt.speculative.eagle_worker.EAGLEWorker.forward_draft_extend_after_decode"
 
-# What these do shows in no answer: each has a test of its own, below or (the last one) among the
-# unit tests.
+# What these do shows in no answer: each has a test of its own, below, among the unit tests (the
+# pool's) or in test_deferred_sync.py (the last one).
 SEEN_ELSEWHERE = {
     RUN_BATCH,
     EXTEND_V1,
@@ -31,6 +31,7 @@ SEEN_ELSEWHERE = {
         "sglang.srt.model_executor.model_runner_kv_cache_mixin."
         "ModelRunnerKVCacheMixin._profile_available_bytes"
     ),
+    "sglang.srt.mem_cache.common.release_kv_cache",
 }
 
 

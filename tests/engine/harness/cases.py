@@ -191,6 +191,24 @@ RESUMED = Case(
 )
 """Two conversations side by side, then a second turn of the first one alone."""
 
+LONG_GAP = Case(
+    "long-gap",
+    [
+        Request(prompt(12, 610 + i), max_new_tokens=360 if i else 258, sampling=ENDLESS)
+        for i in range(9)
+    ],
+)
+"""Nine requests for 256 steps after the first, then eight of them."""
+
+ARRIVALS = Case(
+    "arrivals",
+    [
+        Request(prompt(9 + i % 5, 620 + i), max_new_tokens=8, at=2 * i, sampling=ENDLESS)
+        for i in range(40)
+    ],
+)
+"""One new request after the other, each of a few steps."""
+
 SAMPLED = Case(
     "sampled",
     [

@@ -134,12 +134,21 @@ def refuse_verify_waits() -> None:
     ScheduleBatch.maybe_wait_verify_done = refuse
 
 
+def lose_from_deferred_sync(method: str) -> None:
+    """One method of the deferred draft sync does nothing."""
+    from sglang_patch.adapters.draft_sync import DraftSync
+
+    setattr(DraftSync, method, lambda self, *args: None)
+
+
 SABOTAGE: dict[str, Callable[[], None]] = {
     "leak-kv-slot": leak_kv_slot,
     "accept-any-child": accept_any_child,
     "sample-any-child": sample_any_child,
     "show-whole-tree": show_whole_tree,
     "refuse-verify-waits": refuse_verify_waits,
+    "never-write-owed-kv": partial(lose_from_deferred_sync, "_write"),
+    "keep-no-prompts": partial(lose_from_deferred_sync, "keep_prompts"),
     "blind-draft": partial(
         forget_draft_hidden_states,
         "sglang.srt.speculative.eagle_worker.EAGLEWorker",

@@ -37,6 +37,20 @@ def test_every_setting_is_read() -> None:
     assert config.make_rule() == ThresholdRule(8, 6, 0)
 
 
+def test_the_draft_is_extended_at_each_step_unless_told_otherwise() -> None:
+    for kind in ("", "each-step"):
+        config = read(DISABLE_BATCH_THRESHOLD="8", DRAFT_SYNC=kind)
+        assert config is not None
+        assert config.sync_window is None
+
+
+@pytest.mark.parametrize(("given", "window"), [("", 16), ("1", 1), ("128", 128)])
+def test_a_deferred_sync_has_a_window(given: str, window: int) -> None:
+    config = read(SCHEDULE="off", DRAFT_SYNC="deferred", SYNC_WINDOW=given)
+    assert config is not None
+    assert config.sync_window == window
+
+
 def test_a_schedule_overrides_the_thresholds() -> None:
     config = read(DISABLE_BATCH_THRESHOLD="8", SCHEDULE="off")
     assert config is not None
@@ -59,6 +73,26 @@ def test_a_schedule_overrides_the_thresholds() -> None:
         ({"ENABLE_BATCH_THRESHOLD": "5"}, "no effect without --speculative-disable-batch-thr"),
         ({"DWELL_STEPS": "5"}, "--speculative-switch-dwell-steps has no effect"),
         ({"DISABLE_BATCH_THRESHOLD": "5", "OPTIONAL": "maybe"}, "--speculative-switch-optional"),
+        ({"DRAFT_SYNC": "deferred"}, "--speculative-switch-draft-sync has no effect"),
+        (
+            {"SCHEDULE": "off", "DRAFT_SYNC": "later"},
+            "--speculative-switch-draft-sync must be each-step or deferred, not 'later'",
+        ),
+        (
+            {"SCHEDULE": "off", "SYNC_WINDOW": "4"},
+            "--speculative-switch-sync-window has no effect without .*-draft-sync deferred",
+        ),
+        *(
+            (
+                {"SCHEDULE": "off", "DRAFT_SYNC": "deferred", "SYNC_WINDOW": steps},
+                f"--speculative-switch-sync-window must be 1 to 128 OFF steps, not {steps}",
+            )
+            for steps in ("0", "129")
+        ),
+        (
+            {"SCHEDULE": "off", "DRAFT_SYNC": "deferred", "SKIP_DRAFT_EXTEND": "1"},
+            "SGLANG_SPEC_SWITCH_SKIP_DRAFT_EXTEND leaves the draft stale",
+        ),
         ({"SCHEDULE": "weekly"}, "SGLANG_SPEC_SWITCH_SCHEDULE: 'weekly' is not one of"),
     ],
 )

@@ -7,6 +7,7 @@ from sglang_patch.adapters.exporter import Exporter
 from sglang_patch.config import Config
 from sglang_patch.rule import Mode
 from sglang_patch.switch import ARMED_STEPS_MAX, Switch
+from sglang_patch.telemetry import SYNCS
 
 
 @pytest.fixture
@@ -36,6 +37,15 @@ def test_counters_grow_by_what_is_new(exporter: Exporter) -> None:
     assert shown("switches_total") == 1
     assert shown("on") == 0
     assert shown("threshold") == 8
+
+
+def test_passes_of_a_deferred_sync_are_counted_by_cause(exporter: Exporter) -> None:
+    switch = Switch(Config(8, 6), clock=lambda: 0.0)
+    switch.telemetry.deferred_positions += 9
+    switch.telemetry.draft_syncs["resume"] += 2
+    exporter.export(switch)
+    assert shown("deferred_positions_total") == 9
+    assert [shown("draft_syncs_total", why=why) for why in SYNCS] == [0, 2, 0]
 
 
 def test_unknown_figures_are_left_out_rather_than_zero(exporter: Exporter) -> None:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from sglang_patch.adapters.memory import budget_bytes, profile_available_bytes
+from sglang_patch.adapters.memory import budget_bytes, profile_available_bytes, sync_bytes
 from tests.unit.sglang_patch.server_arguments import plain_arguments
 
 FREE_BYTES = 64 << 30
+BFLOAT16 = SimpleNamespace(itemsize=2)
 
 
 def runner(*, is_draft_worker: bool = False, **changes: Any) -> SimpleNamespace:
@@ -23,7 +24,9 @@ def runner(*, is_draft_worker: bool = False, **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(
         is_draft_worker=is_draft_worker,
         server_args=plain_arguments(**{**arguments, **changes}),
-        model_config=SimpleNamespace(context_len=4096, vocab_size=128_256, hidden_size=4096),
+        model_config=SimpleNamespace(
+            context_len=4096, vocab_size=128_256, hidden_size=4096, dtype=BFLOAT16
+        ),
     )
 
 
@@ -61,6 +64,20 @@ def test_nothing_is_given_up_where_nothing_is_captured(
 ) -> None:
     monkeypatch.setenv("SGLANG_SPEC_SWITCH_DISABLE_BATCH_THRESHOLD", "8")
     assert available(model_runner) == FREE_BYTES
+
+
+@pytest.mark.parametrize("disable_cuda_graph", [False, True])
+def test_the_ring_of_a_deferred_sync_is_set_aside_with_and_without_graphs(
+    disable_cuda_graph: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGLANG_SPEC_SWITCH_DISABLE_BATCH_THRESHOLD", "8")
+    target = runner(disable_cuda_graph=disable_cuda_graph)
+    before = available(target)
+    monkeypatch.setenv("SGLANG_SPEC_SWITCH_DRAFT_SYNC", "deferred")
+    monkeypatch.setenv("SGLANG_SPEC_SWITCH_SYNC_WINDOW", "32")
+    ring = 32 * 65 * 3 * 4096 * 2
+    assert ring < before - available(target) < ring + (128 << 20)
+    assert before - available(target) == sync_bytes(target.server_args, target.model_config, 32)
 
 
 def test_nothing_is_given_up_without_the_switch() -> None:
