@@ -15,6 +15,8 @@ class Traffic:
         self._sequence_s = 0.0
         self._square_s = 0.0
         self._arrivals = 0.0
+        self._ended = 0.0
+        self._level = 0.0
         self._prompt_tokens = 0.0
 
     def passed(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
@@ -26,12 +28,16 @@ class Traffic:
         self._tokens = self._tokens * kept + tokens
         self._sequence_s = self._sequence_s * kept + sequence_s
         self._square_s = self._square_s * kept + sequence_s * sequence_s / elapsed_s
+        level = sequence_s / elapsed_s
+        self._ended = self._ended * kept - (level - self._level)
+        self._level = level
         self._arrivals *= kept
         self._prompt_tokens *= kept
 
     def arrived(self, sequences: int, prompt_tokens: int) -> None:
         """Take an arrival."""
         self._arrivals += sequences
+        self._ended += sequences
         self._prompt_tokens += prompt_tokens
 
     @property
@@ -59,13 +65,15 @@ class Traffic:
 
     @property
     def lifetime_s(self) -> float:
-        """Mean time of a sequence in flight, by Little's law; 0 where none arrived."""
-        return self._sequence_s / self._arrivals if self._arrivals > 0 else 0.0
+        """Mean time of a sequence in flight: all of their time by those that ended, which allows
+        for those that have only begun. While none has ended, all of their time; 0 where none was.
+        """
+        return self._sequence_s / max(self._ended, 1.0)
 
     @property
     def tokens_per_sequence(self) -> float:
-        """Mean output tokens of a sequence; 0 where none arrived."""
-        return self._tokens / self._arrivals if self._arrivals > 0 else 0.0
+        """Mean output tokens of a sequence, likewise; 0 while none has ended."""
+        return self._tokens / self._ended if self._ended >= 1 else 0.0
 
     @property
     def prompt_per_sequence(self) -> float:

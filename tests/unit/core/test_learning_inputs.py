@@ -123,6 +123,22 @@ class TestTraffic:
         assert traffic.tokens_per_sequence == pytest.approx(100, rel=0.05)
         assert traffic.prompt_per_sequence == pytest.approx(300)
 
+    def test_sequences_that_have_only_begun_do_not_shorten_the_mean_answer(self) -> None:
+        traffic = Traffic()
+        for _ in range(200):
+            traffic.arrived(1, 300)
+            traffic.passed(0.5, 100.0, 0.5 * 4)
+        traffic.arrived(64, 64 * 300)
+        traffic.passed(0.5, 100.0, 0.5 * 68)
+        assert traffic.tokens_per_sequence == pytest.approx(100, rel=0.1)
+
+    def test_a_mean_answer_is_unknown_while_none_has_ended(self) -> None:
+        traffic = Traffic()
+        traffic.arrived(8, 800)
+        traffic.passed(1.0, 400.0, 8.0)
+        assert traffic.tokens_per_sequence == 0
+        assert traffic.lifetime_s == 8
+
     def test_before_any_traffic_all_is_zero(self) -> None:
         traffic = Traffic()
         assert (traffic.sequences, traffic.dispersion, traffic.lifetime_s) == (0, 0, 0)
