@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from router import server_list
+from router.core.admission import Limits, Room
 from router.core.calibration import Calibration, CalibrationError
 from router.core.policy import make_policy
 from router.core.types import Layout, Objective, Role, ServerSpec
 from router.options import ENV_PREFIX, OPTIONS, Option
 from router.problems import SettingsError, not_allowed, unknown
 from router.security import Reading
-from router.settings import Security, Settings, Timeouts
+from router.settings import Admission, Security, Settings, Timeouts
 from router.yaml_file import FileError, YamlFile, read_file
 
 CALIBRATION_BYTES_MAX = 4 * 2**20
@@ -90,11 +91,27 @@ def _settings(
             idle_s=values["idle_timeout_s"],
         ),
         body_limit_bytes=values["body_limit_mb"] * 2**20,
+        admission=_admission(values),
         keepalive_s=values["keepalive_s"],
         probe_interval_s=values["probe_interval_s"],
         log_format=values["log_format"],
         log_level=values["log_level"],
         security=security,
+    )
+
+
+def _admission(values: Mapping[str, Any]) -> Admission:
+    limits = Limits(
+        total=Room(values["sequences_max"], values["prefill_tokens_max"]),
+        each=Room(values["server_sequences_max"], values["server_prefill_tokens_max"]),
+    )
+    return Admission(
+        limits,
+        queue_max=values["queue_max"],
+        queue_timeout_s=values["queue_timeout_s"],
+        retry_share=values["retry_share"],
+        breaker_failures=values["breaker_failures"],
+        slow_start_s=values["slow_start_s"],
     )
 
 

@@ -82,6 +82,24 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a whole, from 0 to 1."""
+
+    allowed: str = "a number from 0 to 1"
+    metavar: str = "X"
+
+    def from_text(self, text: str) -> float:
+        """Read a decimal number."""
+        return self.from_yaml(float(text))
+
+    def from_yaml(self, value: object) -> float:
+        """Take an int or a float; not a number is none."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+            return float(value)
+        raise ValueError(self.allowed)
+
+
+@dataclass(frozen=True, slots=True)
 class OneOf:
     """One of a few words."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from router.core.policy import DOWN_SHARE, POLICIES
 from router.core.types import Layout, Objective
-from router.kinds import Kind, OneOf, Origins, Seconds, Secrets, Text, Urls, Whole, YesNo
+from router.kinds import Kind, OneOf, Origins, Seconds, Secrets, Share, Text, Urls, Whole, YesNo
 from router.settings import Settings
 
 ENV_PREFIX = "CROSSOVER_"
@@ -29,6 +29,7 @@ class Option:
     in_flags: bool = True
     repeated: bool = False
     default_text: str | None = None
+    live: bool = False
 
     @property
     def flag(self) -> str:
@@ -58,6 +59,8 @@ class Option:
 
 
 _DAY_S = 86_400.0
+_COUNT_MAX = 100_000
+_TOKENS_MAX = 100_000_000
 _DEFAULT = Settings(servers=())
 _WORDS_LOG_FORMAT = ("auto", "json", "text")
 _WORDS_LOG_LEVEL = ("debug", "info", "warning", "error")
@@ -147,6 +150,70 @@ OPTIONS: tuple[Option, ...] = (
         Whole(1, 4096),
         _DEFAULT.body_limit_bytes // 2**20,
         "largest request body, in MiB",
+        live=True,
+    ),
+    Option(
+        "server_sequences_max",
+        Whole(1, _COUNT_MAX),
+        None,
+        "most sequences in flight on one server; more wait in the router",
+        live=True,
+    ),
+    Option(
+        "server_prefill_tokens_max",
+        Whole(1, _TOKENS_MAX),
+        None,
+        "most prompt tokens that wait for a first token on one server",
+        live=True,
+    ),
+    Option(
+        "sequences_max",
+        Whole(1, _COUNT_MAX),
+        None,
+        "most sequences in flight on all servers together",
+        live=True,
+    ),
+    Option(
+        "prefill_tokens_max",
+        Whole(1, _TOKENS_MAX),
+        None,
+        "most prompt tokens that wait for a first token on all servers together",
+        live=True,
+    ),
+    Option(
+        "queue_max",
+        Whole(0, _COUNT_MAX),
+        _DEFAULT.admission.queue_max,
+        "most requests that wait in the router for room; more are refused",
+        live=True,
+    ),
+    Option(
+        "queue_timeout_s",
+        Seconds(0.1, _DAY_S),
+        _DEFAULT.admission.queue_timeout_s,
+        "how long a request waits in the router for room",
+        live=True,
+    ),
+    Option(
+        "retry_share",
+        Share(),
+        _DEFAULT.admission.retry_share,
+        "share of the requests that may go to a second server after a refusal",
+        live=True,
+    ),
+    Option(
+        "breaker_failures",
+        Whole(0, 1000),
+        _DEFAULT.admission.breaker_failures,
+        "failures in a row after which a server is left alone for a while, 0 for never",
+        live=True,
+    ),
+    Option(
+        "slow_start_s",
+        Seconds(0, 3600),
+        _DEFAULT.admission.slow_start_s,
+        "how long a server that returns gets less than its share",
+        live=True,
     ),
     Option(
         "keepalive_s",

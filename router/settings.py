@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from router.core.admission import Limits
 from router.core.calibration import Calibration
 from router.core.policy import DEFAULT_DWELL_S, DEFAULT_THRESHOLD
 from router.core.types import Layout, Objective, ServerSpec
@@ -24,6 +25,24 @@ class Timeouts:
     connect_s: float = 5.0
     first_byte_s: float = 600.0
     idle_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How much may be in flight and who waits for it; who is sent again, or nothing for a while.
+
+    `limits` are in sequences and prompt tokens; `queue_max` requests may wait, each for
+    `queue_timeout_s`. `retry_share` of the requests may be sent a second time after a refusal. A
+    server is left alone after `breaker_failures` in a row (0: never), and gets its full share again
+    within `slow_start_s` of its return (0: at once).
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    queue_max: int = 1000
+    queue_timeout_s: float = 60.0
+    retry_share: float = 0.2
+    breaker_failures: int = 5
+    slow_start_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +104,7 @@ class Settings:
     port: int = 30000
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_limit_bytes: int = 64 * 2**20
+    admission: Admission = field(default_factory=Admission)
     keepalive_s: float = 2.0
     probe_interval_s: float = 30.0
     log_format: str = "auto"

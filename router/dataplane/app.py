@@ -22,9 +22,10 @@ from router.dataplane.metrics import Metrics, Sources
 from router.dataplane.probe import Prober
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
+from router.dataplane.server import Upstream
 from router.dataplane.state_file import StateFile
 from router.dataplane.steering_metrics import SteeringSources
-from router.dataplane.upstream import Pool, Upstream
+from router.dataplane.upstream import Pool
 from router.settings import Settings
 
 
@@ -133,7 +134,7 @@ def create_app(
         steering,
         ledger,
         _Observer(metrics),
-        RelayLimits(settings.timeouts, settings.body_limit_bytes),
+        RelayLimits(settings.timeouts, settings.body_limit_bytes, admission=settings.admission),
         admin_key=settings.security.admin_key,
         clock=clock,
     )

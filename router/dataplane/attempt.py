@@ -22,12 +22,12 @@ from router.dataplane.headers import REQUEST_ID, encode_head, first, new_id, own
 from router.dataplane.paths import Inference
 from router.dataplane.peek import Peek, splice
 from router.dataplane.record import Refusal
+from router.dataplane.server import Upstream
 from router.dataplane.upstream import (
     ConnectError,
     Connection,
     ConnectionBroken,
     ExhaustedError,
-    Upstream,
 )
 from router.settings import Timeouts
 
@@ -303,7 +303,11 @@ class Attempt:
 
     def _judge(self, verdict: Verdict, now: float) -> None:
         on_trial, self._on_trial = self._on_trial, False
-        self._upstream.judged(verdict, now, self.error, trial=on_trial)
+        error = self.error
+        if verdict is Verdict.FAILURE and error is None:
+            status = self.status if self.reply is None else self.reply.status
+            error = f"answered with status {status}"
+        self._upstream.judged(verdict, now, error, trial=on_trial)
 
     def _end(
         self, exchange: Exchange | None, outcome: Outcome, verdict: Verdict = Verdict.NEUTRAL

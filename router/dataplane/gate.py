@@ -12,30 +12,22 @@ other can take the request.
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from router.core.admission import Lifetime, Line, Waited
 from router.core.ledger import Ledger
 from router.core.retry_budget import RetryBudget
 from router.core.steering import Steering
-from router.core.types import Decision, ServerSpec
+from router.core.types import Decision
 from router.dataplane import errors
 from router.dataplane.attempt import Attempt, Inbound
 from router.dataplane.call import Call, Waiting
 from router.dataplane.errors import ErrorReply
 from router.dataplane.record import Refusal
+from router.dataplane.server import Upstream
+from router.settings import Admission
 
 Admit = Callable[[Call, Inbound, Decision], None]
-
-
-@dataclass(frozen=True, slots=True)
-class GateLimits:
-    """How many may wait, for how long, and which share of the requests may be sent again."""
-
-    queue_max: int = 1000
-    queue_timeout_s: float = 60.0
-    retry_share: float = 0.2
 
 
 class Gate:
@@ -43,35 +35,34 @@ class Gate:
 
     def __init__(
         self,
-        servers: tuple[ServerSpec, ...],
+        upstreams: Sequence[Upstream],
         steering: Steering,
         ledger: Ledger,
-        limits: GateLimits,
+        admission: Admission,
         admit: Admit,
         clock: Callable[[], float],
     ) -> None:
-        self._names = [server.name for server in servers]
+        self._upstreams = upstreams
         self._steering = steering
         self._ledger = ledger
         self._admit = admit
         self._clock = clock
-        self._line: Line[Call] = Line(limits.queue_max)
-        self._timeout_s = limits.queue_timeout_s
-        self._budget = RetryBudget(limits.retry_share)
+        self._line: Line[Call] = Line(admission.queue_max)
+        self._timeout_s = admission.queue_timeout_s
+        self._budget = RetryBudget(admission.retry_share)
         self._lifetime = Lifetime()
         self._wake_due = False
         self.retries_denied = 0
+        self._apply(admission)
 
     @property
     def line(self) -> Line[Call]:
         """Who waits."""
         return self._line
 
-    def configure(self, limits: GateLimits) -> None:
+    def configure(self, admission: Admission) -> None:
         """Change the limits. Who waits already goes on waiting, the new time from its beginning."""
-        self._line.size_max = limits.queue_max
-        self._timeout_s = limits.queue_timeout_s
-        self._budget.share = limits.retry_share
+        self._apply(admission)
         self.wake()
 
     def come(self, call: Call, inbound: Inbound) -> None:
@@ -131,6 +122,16 @@ class Gate:
             self.leave(call, Waited.TURNED_AWAY)
             self._turn_away(call, reply)
 
+    def _apply(self, admission: Admission) -> None:
+        limits = admission.limits
+        self._steering.limits = None if limits.endless else limits
+        self._steering.slow_start_s = admission.slow_start_s
+        for upstream in self._upstreams:
+            upstream.health.breaker.failures_max = admission.breaker_failures
+        self._line.size_max = admission.queue_max
+        self._timeout_s = admission.queue_timeout_s
+        self._budget.share = admission.retry_share
+
     def _enter(self, call: Call, inbound: Inbound) -> None:
         record, shape = call.record, inbound.peek.shape
         began = self._clock()
@@ -186,6 +187,6 @@ class Gate:
         return self._lifetime.retry_after_s(before, in_flight)
 
     def _observe(self, now: float) -> None:
-        totals = [self._ledger.totals(name, now) for name in self._names]
+        totals = [self._ledger.totals(each.spec.name, now) for each in self._upstreams]
         sequence_s = sum(total.sequence_s for total in totals)
         self._lifetime.observe(now, sequence_s, sum(total.ended_sequences for total in totals))

@@ -22,7 +22,7 @@ from router.dataplane.call import Call
 from router.dataplane.cycle import Cycle
 from router.dataplane.errors import Reply
 from router.dataplane.fetch import fetch
-from router.dataplane.gate import Gate, GateLimits
+from router.dataplane.gate import Gate
 from router.dataplane.headers import (
     PRIORITY,
     SESSION,
@@ -36,8 +36,9 @@ from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, clas
 from router.dataplane.peek import peek
 from router.dataplane.record import Observer, Refusal
 from router.dataplane.redact import redact
-from router.dataplane.upstream import ExhaustedError, Upstream, UpstreamError
-from router.settings import Timeouts
+from router.dataplane.server import Upstream
+from router.dataplane.upstream import ExhaustedError, UpstreamError
+from router.settings import Admission, Timeouts
 
 _INFO_BYTES_MAX = 16 * 2**20
 _CONTROL = Inference("control")
@@ -55,7 +56,7 @@ class RelayLimits:
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_bytes: int = 64 * 2**20
     sweep_s: float = 1.0
-    gate: GateLimits = field(default_factory=GateLimits)
+    admission: Admission = field(default_factory=Admission)
 
 
 class Relay:
@@ -89,8 +90,7 @@ class Relay:
             {name: observer.gap_observer(name) for name in self._upstreams},
             clock,
         )
-        specs = tuple(upstream.spec for upstream in upstreams)
-        self.gate = Gate(specs, steering, ledger, limits.gate, self._attempt, clock)
+        self.gate = Gate(upstreams, steering, ledger, limits.admission, self._attempt, clock)
 
     @property
     def calls(self) -> Collection[Call]:

@@ -29,7 +29,8 @@ from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.inlet import protocol
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
-from router.dataplane.upstream import Pool, Upstream
+from router.dataplane.server import Upstream
+from router.dataplane.upstream import Pool
 from router.settings import Timeouts
 
 PATIENCE_S = 10.0

@@ -130,7 +130,7 @@ def test_every_option_is_taken_from_the_environment(option: Option, tmp_path: Pa
         "config": str(file), "spec_url": "http://x:1", "base_url": "http://x:1",
         "layout": "shared", "policy": "least-inflight", "host": "::1", "log_format": "text",
         "log_level": "error", "threshold_down": "7", "upstream_verify": "false",
-        "cors_origins": "https://a.example",
+        "cors_origins": "https://a.example", "retry_share": "0.5",
         "objective": "rate", "calibration": str(tmp_path / "calibration.json"),
     }  # fmt: skip
     (tmp_path / "calibration.json").write_text('{"schema": 1, "servers": [{"role": "spec"}]}')
@@ -160,6 +160,7 @@ def test_every_option_is_taken_from_the_environment(option: Option, tmp_path: Pa
         ("port: true", "8 port: True is not allowed"),
         ("port: 65536", "8 port: 65536 is not allowed"),
         ("dwell_s: .nan", "8 dwell_s: nan is not allowed"),
+        ("retry_share: 1.1", "8 retry_share: 1.1 is not allowed, expected a number from 0 to 1"),
         ("dwell_s: [1]", "8 dwell_s: [1] is not allowed, expected seconds"),
         ("policy: magic", "'magic' is not allowed, expected one of threshold, spec-only"),
         ("policy:", "8 policy: None is not allowed"),
