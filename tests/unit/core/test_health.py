@@ -96,3 +96,35 @@ def test_limits_can_be_set() -> None:
     assert fail(health, 1)
     assert error(health, 2)
     assert health.state is UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("steps", "returned_at"),
+    [
+        # Up before the router was: nothing is known of a start.
+        ([(ok, 1)], None),
+        ([(fail, 1), (ok, 2)], 2),
+        ([(error, 1), (ok, 2)], 2),
+        ([(ok, 1), (error, 2), (error, 3), (ok, 4)], 4),
+        # Late answers are no absence.
+        ([(ok, 1), (fail, 5), (fail, 10), (fail, 15), (ok, 20)], None),
+        ([(ok, 1), (error, 2), (ok, 3)], None),
+    ],
+)
+def test_a_server_has_returned_if_it_was_away(
+    steps: list[tuple[_Step, float]], returned_at: float | None
+) -> None:
+    health = ServerHealth()
+    for step, now in steps:
+        step(health, now)
+    assert health.returned_at == returned_at
+
+
+def test_a_server_that_has_returned_is_warm_in_the_end() -> None:
+    health = ServerHealth(returned_at=100.0)
+    assert not health.is_cold(4, 100.0, 10.0)
+    assert health.is_cold(5, 100.0, 10.0)
+    assert health.is_cold(23, 105.0, 10.0)
+    assert not health.is_cold(22, 105.0, 10.0)
+    assert not health.is_cold(10**6, 110.0, 10.0)
+    assert not ServerHealth().is_cold(10**6, 100.0, 10.0)

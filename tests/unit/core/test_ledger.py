@@ -83,3 +83,26 @@ def test_what_cannot_be_counted_is_refused_and_changes_nothing(
 def test_names_must_be_unique() -> None:
     with pytest.raises(ValueError, match="unique"):
         Ledger([_SERVERS[0], _SERVERS[0]])
+
+
+def test_room_is_told_of_whenever_a_count_becomes_less(ledger: Ledger) -> None:
+    told: list[int] = []
+    ledger.on_room = lambda: told.append(ledger.load("eagle").prefill_tokens)
+    lease = ledger.acquire("eagle", _SHAPE, 0.0)
+    assert told == []
+    lease.first_token(1.0)
+    lease.first_token(2.0)
+    assert told == [0]
+    lease.release(Outcome.OK, 3.0)
+    lease.release(Outcome.OK, 4.0)
+    assert told == [0, 0]
+    assert len(ledger) == 0
+
+
+def test_ends_are_counted_whether_a_token_came_or_not(ledger: Ledger) -> None:
+    ledger.acquire("eagle", _SHAPE, 0.0).release(Outcome.UPSTREAM_ERROR, 1.0)
+    lease = ledger.acquire("eagle", _SHAPE, 1.0)
+    lease.first_token(2.0)
+    assert ledger.totals("eagle", 3.0).ended_sequences == 2
+    lease.release(Outcome.OK, 3.0)
+    assert ledger.totals("eagle", 3.0).ended_sequences == 4
