@@ -30,6 +30,8 @@ _CHANGED_WEIGHT = 1.0
 _REST_WEIGHT = 0.5
 # So many windows in a row without a change bear out what they say.
 _SETTLED_WEIGHT = 10.0
+# What was given is believed again, of a server that nobody uses, after so long.
+_PATIENCE_S, _PATIENCE_S_MAX = 90.0, 3600.0
 # The prior slope counts as so many windows.
 _PRIOR_WEIGHT = 0.3
 # A slope may take at most this share of the level: the line passes above zero at no load.
@@ -95,9 +97,10 @@ class Curve:
             self._remember(0.0, point.sequences, point.seconds, point.weight)
         self._fit()
         self._settled: Curve | None = None
-        self._settled_points = self.points()
+        self._settled_points = self._given = self.points()
         self._unsettled_weight = 0.0
         self._unseen_s = 0.0
+        self._patience_s = _PATIENCE_S
 
     @property
     def seems_faster(self) -> bool:
@@ -133,13 +136,17 @@ class Curve:
         return self._settled
 
     def unseen(self, elapsed_s: float) -> None:
-        """Nothing was seen for so long. In the end what was not borne out is dropped.
+        """Nothing was seen for so long. In the end what was not borne out is dropped; later, and
+        each time after twice as long, that the server is much slower than it was given.
 
         A burst that was taken for a slower server would else be believed until it is seen again,
         which for a server that is believed to be slow may be never.
         """
         self._unseen_s += elapsed_s
-        if self._unsettled_weight == 0 or self._unseen_s < self._tuning.memory_s:
+        if self._unseen_s >= self._patience_s and self._slowed():
+            self._patience_s = min(2 * self._patience_s, _PATIENCE_S_MAX)
+            self._settled, self._settled_points = None, self._given
+        elif self._unsettled_weight == 0 or self._unseen_s < self._tuning.memory_s:
             return
         self._unsettled_weight = 0.0
         settled = self.settled()
@@ -149,6 +156,10 @@ class Curve:
                 bucket.seconds = settled.seconds(bucket.sequences)
                 bucket.weight = max(bucket.weight, weight)
         self._fit()
+
+    def _slowed(self) -> bool:
+        settled, share = self.settled(), 1 + self._tuning.change_share
+        return any(settled.seconds(p.sequences) > share * p.seconds for p in self._given)
 
     def seconds(self, sequences: float) -> float:
         """Return the estimate at a load. Meaningless while nothing is known."""

@@ -95,7 +95,7 @@ class RoleChoice:
         """Choose freely at the first request, readily while traffic is new; later flee bursts."""
         if not (here.known and there.known):
             return
-        ratio = _slower(here, there, sequences)
+        ratio = _ratio(here, there, sequences)
         if not self._started:
             self._started = True
             if ratio > 1 and nothing_in_flight:
@@ -187,7 +187,7 @@ class RoleChoice:
         closed = traffic.dispersion < _CLOSED_DISPERSION
         if closed or not self._learner.tuning.compare_at_equal_rate:
             sequences = max(1.0, traffic.sequences)
-            return 1 - _seconds(there, sequences) / _seconds(here, sequences)
+            return 1 - 1 / _ratio(here, there, sequences)
         rate = traffic.tokens_per_s
         return 1 - mean_load(there, rate) / mean_load(here, rate)
 
@@ -232,16 +232,14 @@ def _seconds(server: ServerModel, sequences: float) -> float:
     return server.curve(sequences).seconds(sequences)
 
 
-def _slower(server: ServerModel, other: ServerModel, sequences: float) -> float:
-    """Return how many times as slow as the other a server certainly is: by what is believed now,
-    and by what was borne out before. A burst is no time to believe the latest windows.
+def _ratio(server: ServerModel, other: ServerModel, sequences: float) -> float:
+    """Return how many times as slow as the other a server is, by what was borne out if that is
+    known of both: the latest windows may hold a burst of prompts, or bad luck.
     """
     here, there = server.curve(sequences), other.curve(sequences)
-    now = here.seconds(sequences) / there.seconds(sequences)
-    here, there = here.settled(), there.settled()
-    if not (here.known and there.known):
-        return min(now, 1.0)
-    return min(now, here.seconds(sequences) / there.seconds(sequences))
+    if here.settled().known and there.settled().known:
+        here, there = here.settled(), there.settled()
+    return here.seconds(sequences) / there.seconds(sequences)
 
 
 def _weight(server: ServerModel, sequences: float) -> float:

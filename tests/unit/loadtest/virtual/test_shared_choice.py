@@ -87,4 +87,4 @@ def test_a_node_that_was_misled_returns_within_two_minutes() -> None:
     assert curve.changes == 1
     run = node.run((8, 120))
     assert node.policy.mode is Role.SPEC
-    assert len(run.mode_switches) == 1
+    assert len(run.mode_switches) <= 1
