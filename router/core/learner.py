@@ -35,8 +35,9 @@ _COUNT_MAX = 100_000
 _CORRECTION_MAX = 1.2
 # At most so much of a window is put down to unusual prefill.
 _PREFILL_SHARE_MAX = 0.5
-# A calibration counts as so many windows at each of its points, at most.
-_GIVEN_WEIGHT_MAX = 10.0
+# A calibration counts as so many windows at each of its points, at most: few where traffic soon
+# corrects a wrong one, more where acting on a wrong window means a change of the role.
+_GIVEN_WEIGHT_MAX = {Layout.DISJOINT: 2.0, Layout.SHARED: 10.0}
 _SHOWN_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _TTFT_TOKENS = (256, 2048, 8192)
 
@@ -44,7 +45,13 @@ _TTFT_TOKENS = (256, 2048, 8192)
 class ServerModel:
     """One server's curves. `threshold` is its own, None if it does not switch by itself."""
 
-    def __init__(self, server: ServerSpec, tuning: Tuning, given: ServerProfile | None) -> None:
+    def __init__(
+        self,
+        server: ServerSpec,
+        tuning: Tuning,
+        given: ServerProfile | None = None,
+        given_weight_max: float = 0.0,
+    ) -> None:
         self._tuning = tuning
         self.name = server.name
         self.role = server.role
@@ -55,7 +62,7 @@ class ServerModel:
         self._strangers: deque[int] = deque(maxlen=_REPORTS_AGREE)
         points: dict[str, list[Point]] = {"on": [], "off": []}
         for point in given.tpot if given else ():
-            weight = min(point.windows, _GIVEN_WEIGHT_MAX)
+            weight = min(point.windows, given_weight_max)
             points[point.mode or "on"].append(Point(point.sequences, point.s, weight))
         self.on = Curve(tuning, points["on"])
         self.off = Curve(tuning, points["off"])
@@ -172,6 +179,7 @@ class Learner:
                 server,
                 self.tuning,
                 calibration.profile(server.name, server.role) if calibration else None,
+                _GIVEN_WEIGHT_MAX[layout],
             )
             for server in servers
         }
@@ -216,7 +224,7 @@ class Learner:
 
     def forget(self, name: str) -> None:
         """Drop what is known of a server: it is not the one that it was."""
-        self.servers[name] = ServerModel(self._specs[name], self.tuning, None)
+        self.servers[name] = ServerModel(self._specs[name], self.tuning)
 
     def tpot_s(self, server: str, sequences: float) -> Estimate | None:
         """Return seconds per output token with so many sequences in flight; None if unknown."""

@@ -4,6 +4,8 @@ import math
 
 # The pace at which the past fades.
 MEMORY_S = 30.0
+# Below this dispersion the load is kept by the clients, not by arrivals.
+CLOSED_DISPERSION = 0.3
 
 
 class Traffic:
@@ -62,6 +64,11 @@ class Traffic:
         """
         mean = self.sequences
         return max(0.0, self._square_s / self._seconds - mean * mean) / mean if mean > 0 else 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Whether clients that wait for their answers keep the load, rather than arrivals."""
+        return self.dispersion < CLOSED_DISPERSION
 
     @property
     def lifetime_s(self) -> float:

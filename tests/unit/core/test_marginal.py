@@ -21,7 +21,7 @@ from tests.unit.core.steered import SERVERS, Curve, Steered, line
 # Speculation is the faster up to 10 sequences.
 _SPEC, _BASE = line(4, 0.4), line(7, 0.1)
 _PAIR = {"spec": _SPEC, "base": _BASE}
-_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
+_LOADS = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 
 
 def calibration(spec: Curve = _SPEC, base: Curve = _BASE) -> Calibration:
@@ -38,11 +38,11 @@ def decide(
     shape: RequestShape | None = None,
     objective: Objective = Objective.SUMMED,
     tuning: Tuning | None = None,
+    given: Calibration | None = None,
 ) -> Decision:
     """The decision of a calibrated policy at these loads, with nothing to explore."""
-    learner = Learner(
-        SERVERS, calibration=calibration(), tuning=tuning or Tuning(explore_share=0.0)
-    )
+    tuning = tuning or Tuning(explore_share=0.0)
+    learner = Learner(SERVERS, calibration=given or calibration(), tuning=tuning)
     loads = (
         ServerLoad("spec", Role.SPEC, decode_sequences=spec),
         ServerLoad("base", Role.BASE, decode_sequences=base),
@@ -66,8 +66,9 @@ def test_the_objectives_differ_where_they_should() -> None:
     assert decide(5, 0, objective=Objective.LATENCY).server == "spec"
     assert decide(5, 0, objective=Objective.SUMMED).server == "base"
     # The idle base server adds most tokens a second.
-    assert decide(3, 0, objective=Objective.RATE).server == "base"
-    assert decide(3, 0, objective=Objective.SUMMED).server == "spec"
+    steep = calibration(line(2, 0.8))
+    assert decide(2, 0, objective=Objective.RATE, given=steep).server == "base"
+    assert decide(2, 0, objective=Objective.SUMMED, given=steep).server == "spec"
 
 
 def test_a_request_of_many_sequences_counts_as_many() -> None:
