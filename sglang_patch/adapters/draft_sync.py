@@ -45,7 +45,8 @@ class DraftSync:
 
         width = states_width(self._runner.model)
         self._states = ring(width, dtype=drafter.target_worker.model_runner.dtype)
-        self._tokens, self._positions, self._slots = (ring(dtype=torch.int64) for _ in range(3))
+        self._tokens = ring(dtype=torch.int32)
+        self._positions, self._slots = (ring(dtype=torch.int64) for _ in range(2))
         logger.info(
             "Speculation switch: the draft may be %d OFF steps behind: a ring of %d requests x %d "
             "hidden values takes %.2f GB.",
@@ -112,8 +113,6 @@ class DraftSync:
         """
         if not self.window.cold:
             return
-        import torch
-
         self.telemetry.draft_syncs["resume"] += 1
         rows, column = batch.req_pool_indices, self.window.column
         self._write(rows)
@@ -122,7 +121,7 @@ class DraftSync:
         earlier.seq_lens_cpu = batch.seq_lens_cpu - 1
         earlier.seq_lens_sum = batch.seq_lens_sum - len(batch.seq_lens)
         earlier.out_cache_loc = self._slots[column][rows]
-        states, tokens = self._states[column][rows], self._tokens[column][rows].to(torch.int32)
+        states, tokens = self._states[column][rows], self._tokens[column][rows]
         following = batch.spec_info
         with off.on_draft(drafter):
             following.topk_p, following.topk_index, following.hidden_states = extend_draft(
@@ -156,7 +155,8 @@ def release_kv_cache(
     """
     pool = tree_cache.req_to_token_pool
     sync: DraftSync | None = getattr(pool, "spec_switch_sync", None)
-    if sync is not None and is_insert and req.req_pool_idx is not None:
+    cached = is_insert and not tree_cache.disable and req.req_pool_idx is not None
+    if sync is not None and cached:
         sync.ended(req.req_pool_idx)
     return original(req, tree_cache, is_insert)
 

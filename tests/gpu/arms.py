@@ -59,6 +59,7 @@ def arms(tree_threshold: int, chain_threshold: int) -> dict[str, Arm]:
     """Every arm by name; the two thresholds are those of the patched arms."""
     tree = {"DISABLE_BATCH_THRESHOLD": str(tree_threshold)}
     chain = {"DISABLE_BATCH_THRESHOLD": str(chain_threshold)}
+    deferred = {"DRAFT_SYNC": "deferred"}
     off = {"SCHEDULE": "off"}
     unsynced = {"SCHEDULE": "off", "SKIP_DRAFT_EXTEND": "1"}
     toggle = {"SCHEDULE": "every:3"}
@@ -75,9 +76,11 @@ def arms(tree_threshold: int, chain_threshold: int) -> dict[str, Arm]:
         ),
         _speculative("chain", CHAIN),
         _speculative("chain-patched", CHAIN, chain),
+        _speculative("chain-deferred", CHAIN, chain | deferred),
         _speculative("chain-off", CHAIN, chain | off),
         _speculative("chain-off-nosync", CHAIN, chain | unsynced),
         _speculative("chain-toggle", CHAIN, chain | toggle, simulated=False),
+        _speculative("chain-deferred-toggle", CHAIN, chain | deferred | toggle, simulated=False),
         _speculative("adaptive", CHAIN, arguments=("--speculative-adaptive",)),
     )
     return {arm.name: arm for arm in table}

@@ -290,7 +290,7 @@ class Conversation:
         """Compare slots one by one: a slot lost and another counted twice must not cancel out."""
         allocator, cache = self._scheduler.token_to_kv_pool_allocator, self._scheduler.tree_cache
         size = allocator.page_size
-        cached = cache.all_values_flatten().tolist()
+        cached = [] if cache.disable else cache.all_values_flatten().tolist()
         free_pages = torch.cat([allocator.free_pages, allocator.release_pages]).tolist()
         owned = Counter(free_pages) + Counter({slot // size for slot in cached})
         owned += Counter({slot: count - 1 for slot, count in Counter(cached).items()})
