@@ -23,8 +23,6 @@ from router.core.types import Reason, Role, ServerLoad
 _LOOK_S = 1.0
 _SEQUENCES_MAX = 512
 _CAPACITY_AT = 256
-# Below this dispersion the load is kept by the clients, not by arrivals.
-_CLOSED_DISPERSION = 0.3
 _DRAIN_LIFETIMES = 1.2
 # Saturated: near its capacity, with very many in flight.
 _SATURATED = 0.95
@@ -184,16 +182,16 @@ class RoleChoice:
     def _gain(self, here: ServerModel, there: ServerModel) -> float:
         """Return the share of the time in flight that the other role would save."""
         traffic = self.traffic
-        closed = traffic.dispersion < _CLOSED_DISPERSION
-        if closed or not self._learner.tuning.compare_at_equal_rate:
-            sequences = max(1.0, traffic.sequences)
-            return 1 - 1 / _ratio(here, there, sequences)
+        if traffic.closed or not self._learner.tuning.compare_at_equal_rate:
+            # A load of now that was another one a moment ago may soon be that again.
+            loads = (max(1.0, traffic.level), max(1.0, traffic.sequences))
+            return min(1 - 1 / _ratio(here, there, load) for load in loads)
         rate = traffic.tokens_per_s
         return 1 - mean_load(there, rate) / mean_load(here, rate)
 
     def _free(self) -> bool:
         """Whether a change can be afforded: not while draining would start an overload."""
-        if self.traffic.dispersion < _CLOSED_DISPERSION:
+        if self.traffic.closed:
             return True
         capacities = {
             role: _CAPACITY_AT / _seconds(model, _CAPACITY_AT)

@@ -4,6 +4,8 @@ import math
 
 # The pace at which the past fades.
 MEMORY_S = 30.0
+# A step in load is many times what chance makes of it, and says nothing of the rest of the time.
+_VARIANCE_MAX = 4.0
 # Below this dispersion the load is kept by the clients, not by arrivals.
 CLOSED_DISPERSION = 0.3
 
@@ -15,10 +17,10 @@ class Traffic:
         self._seconds = 0.0
         self._tokens = 0.0
         self._sequence_s = 0.0
-        self._square_s = 0.0
+        self._variance_s = 0.0
         self._arrivals = 0.0
         self._ended = 0.0
-        self._level = 0.0
+        self._level: float | None = None
         self._prompt_tokens = 0.0
 
     def passed(self, elapsed_s: float, tokens: float, sequence_s: float) -> None:
@@ -26,13 +28,17 @@ class Traffic:
         if elapsed_s <= 0:
             return
         kept = math.exp(-elapsed_s / MEMORY_S)
+        level = sequence_s / elapsed_s
+        before = 0.0 if self._level is None else self._level
+        if self._level is not None:
+            by_chance = (level + before) * (1 - math.exp(-elapsed_s / max(self.lifetime_s, 1e-3)))
+            share = (level - before) ** 2 / by_chance if by_chance > 0 else 0.0
+            self._variance_s = self._variance_s * kept + elapsed_s * min(share, _VARIANCE_MAX)
+        self._level = level
+        self._ended = self._ended * kept - (level - before)
         self._seconds = self._seconds * kept + elapsed_s
         self._tokens = self._tokens * kept + tokens
         self._sequence_s = self._sequence_s * kept + sequence_s
-        self._square_s = self._square_s * kept + sequence_s * sequence_s / elapsed_s
-        level = sequence_s / elapsed_s
-        self._ended = self._ended * kept - (level - self._level)
-        self._level = level
         self._arrivals *= kept
         self._prompt_tokens *= kept
 
@@ -58,12 +64,18 @@ class Traffic:
         return self._sequence_s / self._seconds if self._seconds > 0 else 0.0
 
     @property
+    def level(self) -> float:
+        """Mean sequences in flight between the last two calls."""
+        return self._level or 0.0
+
+    @property
     def dispersion(self) -> float:
-        """Variance of the sequences in flight over their mean: 1 for independent arrivals, 0 where
-        each client sends its next request as the last one ends.
+        """How much the sequences in flight vary from one call to the next, as a share of what they
+        do with independent arrivals; 0 where each client sends its next request as the last one
+        ends. Over a time t that is short for their lifetime L the number n changes by chance with a
+        variance of 2 n (1 - exp(-t / L)).
         """
-        mean = self.sequences
-        return max(0.0, self._square_s / self._seconds - mean * mean) / mean if mean > 0 else 0.0
+        return self._variance_s / self._seconds if self._seconds > 0 else 0.0
 
     @property
     def closed(self) -> bool:

@@ -1,5 +1,7 @@
 """Windows, traffic, times to first token, contexts: what the learner is fed."""
 
+import random
+
 import pytest
 
 from router.core.context import ContextTerm
@@ -105,14 +107,34 @@ class TestWindows:
 
 class TestTraffic:
     def test_a_kept_load_does_not_vary_and_arrivals_of_their_own_do(self) -> None:
-        closed, open_ = Traffic(), Traffic()
-        for turn in range(200):
-            closed.passed(0.25, 100.0, 0.25 * 8)
-            open_.passed(0.25, 100.0, 0.25 * (12 if turn // 8 % 2 else 4))
-        assert closed.sequences == pytest.approx(8)
-        assert closed.dispersion == pytest.approx(0, abs=1e-6)
-        assert open_.dispersion > 1
-        assert closed.tokens_per_s == pytest.approx(400)
+        kept, open_ = Traffic(), Traffic()
+        luck = random.Random(1)
+        level = 0
+        for _ in range(400):
+            kept.arrived(1, 300)
+            kept.passed(0.25, 100.0, 0.25 * 8)
+            # Arrivals at 4 a second that each stay for 2 s or so.
+            for _ in range(25):
+                came = luck.random() < 0.04
+                open_.arrived(int(came), 300)
+                level += came - (luck.random() < 0.005 * level)
+            open_.passed(0.25, 100.0, 0.25 * level)
+        assert kept.sequences == pytest.approx(8)
+        assert kept.dispersion < 0.05
+        assert kept.closed
+        assert 0.5 < open_.dispersion < 2
+        assert not open_.closed
+        assert kept.tokens_per_s == pytest.approx(400)
+
+    def test_a_load_that_is_kept_in_steps_is_kept(self) -> None:
+        traffic = Traffic()
+        for turn in range(400):
+            level = 64 if turn // 60 % 2 else 4
+            if turn and turn % 60 == 0 and level == 64:
+                traffic.arrived(60, 60 * 300)
+            traffic.arrived(level // 4, 300)
+            traffic.passed(0.25, 100.0, 0.25 * level)
+            assert traffic.closed
 
     def test_lifetime_and_answer_follow_from_arrivals(self) -> None:
         traffic = Traffic()
