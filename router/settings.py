@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from router.core.admission import Limits
 from router.core.calibration import Calibration
@@ -66,6 +67,9 @@ class Access:
     tls: ClientTls = field(default_factory=ClientTls)
 
 
+NO_ACCESS: Mapping[str, Access] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Security:
     """Who is let in, and how the router is let in itself.
@@ -76,7 +80,7 @@ class Security:
 
     client_keys: tuple[ClientKey, ...] = ()
     admin_key: str | None = field(default=None, repr=False)
-    access: Mapping[str, Access] = field(default_factory=dict)
+    access: Mapping[str, Access] = field(default_factory=lambda: NO_ACCESS)
     tls: ServerTls | None = None
     cors_origins: tuple[str, ...] = ()
 

@@ -13,7 +13,10 @@ from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
-from router.dataplane.control import Parts, create_control
+from router.dataplane.auth import Guard, by_server
+from router.dataplane.control import TO_ALL, Parts, create_control
+from router.dataplane.cors import Cors
+from router.dataplane.door import Door
 from router.dataplane.engine_loads import LoadPoller
 from router.dataplane.learning import Learning, Memory
 from router.dataplane.logs import log_request
@@ -26,7 +29,7 @@ from router.dataplane.server import Upstream
 from router.dataplane.state_file import StateFile
 from router.dataplane.steering_metrics import SteeringSources
 from router.dataplane.upstream import Pool
-from router.settings import Settings
+from router.settings import Access, Settings
 
 
 class _Observer:
@@ -56,7 +59,8 @@ class CrossoverApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request, or the application's life."""
         if scope["type"] == "http":
-            await self._control(dict(scope), receive, send)
+            to_all = scope["path"] in TO_ALL
+            await self.relay.door.own(self._control, scope, receive, send, to_all=to_all)
         elif scope["type"] == "lifespan":
             await self._live(receive, send)
         else:
@@ -100,12 +104,28 @@ def create_app(
         objective=settings.objective,
     )
     steering = Steering(servers, policy, ledger, health, learner=learner)
+    security = settings.security
+    credentials = by_server(security.access, health)
     upstreams = [
-        Upstream(server, _pool(server, settings, clock), health[server.name], TokenModel())
+        Upstream(
+            server,
+            _pool(server, settings, clock),
+            health[server.name],
+            TokenModel(),
+            credentials[server.name],
+        )
         for server in servers
     ]
-    prober = Prober(servers, health, interval_s=settings.probe_interval_s, clock=clock)
-    poller = LoadPoller(servers, health, steering.engine_reported, clock=clock)
+    prober = Prober(
+        servers,
+        health,
+        interval_s=settings.probe_interval_s,
+        clock=clock,
+        access=security.access,
+    )
+    poller = LoadPoller(
+        servers, health, steering.engine_reported, clock=clock, access=security.access
+    )
     tokens = {upstream.spec.name: upstream.tokens for upstream in upstreams}
     learning = Learning(steering, learner, memory, servers, tokens, prober.facts, clock)
 
@@ -135,7 +155,7 @@ def create_app(
         ledger,
         _Observer(metrics),
         RelayLimits(settings.timeouts, settings.body_limit_bytes, admission=settings.admission),
-        admin_key=settings.security.admin_key,
+        door=Door(Guard(security.client_keys, security.admin_key), Cors(security.cors_origins)),
         clock=clock,
     )
     parts = Parts(
@@ -152,9 +172,11 @@ def _memory(settings: Settings) -> Memory:
 
 
 def _pool(server: ServerSpec, settings: Settings, clock: Callable[[], float]) -> Pool:
+    access = settings.security.access.get(server.name, Access())
     return Pool(
         server.url,
         connect_timeout_s=settings.timeouts.connect_s,
         keepalive_s=settings.keepalive_s,
         clock=clock,
+        tls=access.tls.context() if server.url.startswith("https:") else None,
     )

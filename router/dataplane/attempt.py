@@ -39,7 +39,7 @@ _IDEMPOTENT = frozenset({"GET", "HEAD"})
 
 @dataclass(slots=True)
 class Inbound:
-    """A client's request, as it is to be forwarded."""
+    """A client's request, as it is to be forwarded; `admin`: it changes an engine's state."""
 
     cycle: Cycle
     headers: Headers
@@ -47,6 +47,7 @@ class Inbound:
     route: Inference
     peek: Peek
     request_id: str
+    admin: bool = False
 
 
 class Attempts:
@@ -219,7 +220,10 @@ class Attempt:
         inbound, pool = self.inbound, self._upstream.pool
         cycle = inbound.cycle
         body = self._with_rid()
-        headers = [*inbound.headers, (REQUEST_ID, inbound.request_id.encode("ascii"))]
+        headers = [
+            *self._upstream.credentials.put_on(inbound.headers, admin=inbound.admin),
+            (REQUEST_ID, inbound.request_id.encode("ascii")),
+        ]
         target = pool.base_path + cycle.target
         head = encode_head(cycle.method, target, pool.host, headers, len(body))
         context = Context(
@@ -287,7 +291,8 @@ class Attempt:
     def _abort(self) -> None:
         """Tell the engine that nobody waits for the answer, where it can be told."""
         if self._rid is not None:
-            authorization = first(self.inbound.headers, b"authorization")
+            headers = self._upstream.credentials.put_on(self.inbound.headers, admin=True)
+            authorization = first(headers, b"authorization")
             self._made_by.aborter.abort(self._upstream.pool, self.server, self._rid, authorization)
 
     def _fail(self, outcome: Outcome, reply: ErrorReply, error: str) -> None:

@@ -83,15 +83,18 @@ class Call:
     """One request, and what is learnt of it.
 
     `refused` are servers that it may not be sent to (again); `pinned`: it may go to one only.
+    `at_once` is the answer if the head alone has settled it.
     """
 
     __slots__ = (
-        "_body", "_host", "_kept", "_read_at", "_size_bytes", "_stage", "_stalled_at", "_task",
-        "arrived", "attempt", "cycle", "decision", "pinned", "record", "refused", "route",
+        "_at_once", "_body", "_host", "_kept", "_read_at", "_size_bytes", "_stage", "_stalled_at",
+        "_task", "arrived", "attempt", "cycle", "decision", "pinned", "record", "refused", "route",
         "waiting",
     )  # fmt: skip
 
-    def __init__(self, host: Host, cycle: Cycle, route: Route) -> None:
+    def __init__(
+        self, host: Host, cycle: Cycle, route: Route, at_once: Reply | None = None
+    ) -> None:
         self._host = host
         self._stage = _Stage.QUEUED
         self._body: bytes | bytearray = b""
@@ -100,6 +103,7 @@ class Call:
         self._task: asyncio.Task[Reply] | None = None
         self.cycle = cycle
         self.route = route
+        self._at_once = at_once
         self.arrived = self._read_at = host.clock()
         self.record = RequestRecord(request_id(cycle.headers), route.endpoint)
         self.decision: Decision | None = None
@@ -118,7 +122,9 @@ class Call:
         declared = first(self.cycle.headers, b"content-length")
         if declared is not None and int(declared) > self._host.body_bytes_max:
             self._size_bytes = int(declared)
-        if self._size_bytes > self._host.body_bytes_max:
+        if self._at_once is not None and self._announces_body(declared):
+            self.answer(self._at_once)
+        elif self._size_bytes > self._host.body_bytes_max:
             self.answer(errors.body_too_large(self._host.body_bytes_max))
         elif self.cycle.received:
             self.received()
@@ -130,7 +136,7 @@ class Call:
 
     def feed(self, data: bytes) -> None:
         """Keep bytes of the body, within the limit."""
-        if self._stage not in _BEFORE:
+        if self._stage not in _BEFORE or self._at_once is not None:
             return
         self._read_at = self._host.clock()
         self._size_bytes += len(data)
@@ -151,7 +157,10 @@ class Call:
         if self._stage is _Stage.READING:
             self._stage = _Stage.SERVED
             try:
-                self._host.serve(self)
+                if self._at_once is not None:
+                    self.answer(self._at_once)
+                else:
+                    self._host.serve(self)
             except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
                 self.fail(error)
 
@@ -264,6 +273,12 @@ class Call:
         self._abandon(Outcome.UPSTREAM_ERROR)
         self.record.error = "internal error"
         self._cut_short(errors.internal())
+
+    def _announces_body(self, declared: bytes | None) -> bool:
+        """Whether more is to come than a head: if not, its end is, at once."""
+        if declared is not None:
+            return int(declared) > 0
+        return first(self.cycle.headers, b"transfer-encoding") is not None
 
     def _cut_short(self, reply: ErrorReply) -> None:
         if self.cycle.started:

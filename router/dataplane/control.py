@@ -26,6 +26,8 @@ METRICS = "/metrics"
 STATE = "/crossover/state"
 MODEL = "/crossover/model"
 DECISIONS = "/crossover/decisions"
+# Whoever asks for these says no key: load balancers and orchestrators.
+TO_ALL = frozenset({HEALTHZ, READYZ})
 PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS}) | PAGE_PATHS
 
 # Load balancers ask for their checks with either.

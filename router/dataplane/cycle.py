@@ -87,13 +87,14 @@ class Cycle:
     """A request's head, and the way for its response.
 
     `path` is as it came, without the query; `target` has both. `received`: the body is complete.
+    `extra` goes into whatever response there will be.
     uvicorn reads `response_complete` and clears `keep_alive` at a shutdown.
     """
 
     __slots__ = (
         "_chunked", "_connection", "_ended", "_transport", "_until_close", "call", "expects",
-        "headers", "keep_alive", "method", "old", "path", "received", "response_complete",
-        "started", "target",
+        "extra", "headers", "keep_alive", "method", "old", "path", "received",
+        "response_complete", "started", "target", "websocket",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +115,8 @@ class Cycle:
         self.old = False  # HTTP/1.0: no chunked coding, no keep-alive
         self.keep_alive = True
         self.expects = False  # a 100 Continue, before it sends its body
+        self.websocket = False  # offers to go on as one
+        self.extra: Headers = []
         self.received = False
         self.started = self.response_complete = False
         self._chunked = self._until_close = self._ended = False
@@ -133,7 +136,7 @@ class Cycle:
         self.started = True
         parts = [_STATUS_LINES[status]]
         framed = status in NO_BODY or self.method == "HEAD"
-        for name, value in headers:
+        for name, value in (*headers, *self.extra) if self.extra else headers:
             if name == b"content-length":
                 framed = True
             elif name == b"connection":

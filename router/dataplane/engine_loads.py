@@ -16,6 +16,7 @@ from router.core.health import ServerHealth
 from router.core.types import EngineReport, ServerSpec, SwitchReport
 from router.dataplane.engine_api import EngineApi, EngineError, NoAnswerError
 from router.dataplane.watch import Watch
+from router.settings import NO_ACCESS, Access
 
 PATH = "/v1/loads"
 POLL_S = 2.0
@@ -54,10 +55,12 @@ class LoadPoller:
         *,
         clock: Callable[[], float],
         poll_s: float = POLL_S,
+        access: Mapping[str, Access] = NO_ACCESS,
     ) -> None:
         self._health = health
         self._reported = reported
         self._clock = clock
+        self._access = access
         self._poll_s = poll_s
         self._told: dict[str, Told] = {}
         self._absent_until: dict[str, float] = {}
@@ -70,7 +73,7 @@ class LoadPoller:
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._watch.start(EngineApi(ANSWER_TIMEOUT_S))
+        self._watch.start(EngineApi(ANSWER_TIMEOUT_S, self._access))
 
     async def aclose(self) -> None:
         """End, and wait until all is closed."""

@@ -6,7 +6,7 @@ with its code, so that a user can tell who refused. How outcomes are chosen: a 4
 says no), its other 5xx and everything broken are `upstream_error`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class ErrorReply:
     outcome: Outcome = Outcome.REJECTED
     close: bool = False
     allow: frozenset[str] = frozenset()
+    challenge: bytes | None = None
 
     def body(self) -> bytes:
         """Return the JSON of it, as a response body or as the data of an event."""
@@ -67,6 +68,8 @@ class ErrorReply:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.allow:
             headers.append((b"allow", ", ".join(sorted(self.allow)).encode("ascii")))
+        if self.challenge is not None:
+            headers.append((b"www-authenticate", self.challenge))
         if self.close:
             headers.append((b"connection", b"close"))
         return headers
@@ -94,10 +97,76 @@ def control_refused(*, has_key: bool) -> ErrorReply:
     return ErrorReply(403, "control_path_refused", message, "permission_error")
 
 
+def unauthorized(challenge: bytes = b"Bearer") -> ErrorReply:
+    """No key, or a wrong one: which of the two is nobody's business."""
+    message = "Incorrect API key. Send one as a bearer token, or as x-api-key."
+    return ErrorReply(401, "invalid_api_key", message, challenge=challenge)
+
+
+def admin_needed(*, has_key: bool) -> ErrorReply:
+    """A change of the router's own state without the admin key."""
+    way = "Send the admin key as a bearer token." if has_key else "Set an admin key to allow it."
+    message = f"This changes the router's state. {way}"
+    return ErrorReply(403, "admin_key_needed", message, "permission_error")
+
+
+def origin_refused() -> ErrorReply:
+    """A browser asks for a page of an origin that is not named."""
+    message = "Pages of this origin may not read answers: cors_origins does not name it."
+    return ErrorReply(403, "origin_refused", message, "permission_error")
+
+
+def websocket_refused() -> ErrorReply:
+    """An offer to go on as a WebSocket."""
+    message = "WebSockets are not supported: stream over HTTP, with server-sent events."
+    return ErrorReply(501, "websocket_not_supported", message)
+
+
 def target_needed(names: Iterable[str]) -> ErrorReply:
     """A request that is for one server names none, or an unknown one."""
     message = f"Name the server in x-crossover-target: {', '.join(names)}."
     return ErrorReply(400, "target_needed", message)
+
+
+def target_refused() -> ErrorReply:
+    """A client names a server and may not."""
+    message = "Only the admin key may name a server in x-crossover-target (allow_target)."
+    return ErrorReply(403, "target_refused", message, "permission_error")
+
+
+def target_unknown(known: Iterable[str]) -> ErrorReply:
+    """A target that is neither a server nor a role."""
+    message = f"x-crossover-target must be one of {', '.join(known)}."
+    return ErrorReply(400, "target_unknown", message)
+
+
+def target_down(names: Iterable[str]) -> ErrorReply:
+    """The request is for these servers, and none of them is up."""
+    message = f"The request is for server {' or '.join(names)}, which cannot take it now."
+    return ErrorReply(503, "target_down", message, "overloaded_error", retry_after_s=1)
+
+
+def drained(names: Iterable[str]) -> ErrorReply:
+    """What could take the request is drained."""
+    message = f"Server {', '.join(names)} is drained, and no other can take the request."
+    return ErrorReply(503, "drained", message, "overloaded_error", retry_after_s=1)
+
+
+def response_unknown(response_id: str, silent: Sequence[str]) -> ErrorReply:
+    """No server holds the stored response; `silent` did not say."""
+    message = (
+        f"No server holds response {response_id[:80]!r}: servers keep responses in memory, until"
+        " they restart, and not at all with store: false."
+    )
+    if silent:
+        message += f" Not asked, because it did not answer: {', '.join(silent)}."
+    return ErrorReply(404, "response_unknown", message)
+
+
+def response_elsewhere(response_id: str, server: str) -> ErrorReply:
+    """The request goes on from a response that its target does not hold."""
+    message = f"Response {response_id[:80]!r} is on server {server}, not in x-crossover-target."
+    return ErrorReply(400, "response_elsewhere", message)
 
 
 def priority_unknown(allowed: Iterable[str]) -> ErrorReply:

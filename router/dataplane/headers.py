@@ -1,6 +1,5 @@
 """Headers across the hop: what is forwarded, what is ours, and the head of the upstream request."""
 
-import hmac
 import re
 from collections.abc import Iterable
 from random import Random
@@ -29,8 +28,12 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
     b"host", b"content-length", b"accept-encoding", b"expect", REQUEST_ID, TARGET, SESSION,
     PRIORITY,
 }  # fmt: skip
+# What browsers may do is the router's to say (cors.py).
 _RESPONSE_DROPPED = _HOP_BY_HOP | {
     REQUEST_ID, b"x-crossover-server", b"x-crossover-reason", b"x-crossover-error",
+    b"access-control-allow-origin", b"access-control-allow-credentials",
+    b"access-control-allow-methods", b"access-control-allow-headers",
+    b"access-control-expose-headers", b"access-control-max-age",
 }  # fmt: skip
 # Ids must differ, not be hard to guess: one seed from the system, and no call of it for each.
 _random_bits = Random(randbits(128)).getrandbits  # noqa: S311
@@ -67,13 +70,9 @@ def own(request_id: str, decision: Decision | None = None) -> Headers:
     return headers
 
 
-def has_bearer(headers: Headers, key: str) -> bool:
-    """Whether the request carries the key as a bearer token.
-
-    Takes the same time for any wrong one.
-    """
-    scheme, _, token = (first(headers, b"authorization") or b"").partition(b" ")
-    return hmac.compare_digest(token, key.encode()) and scheme.lower() == b"bearer"
+def without(headers: Headers, names: frozenset[bytes]) -> Headers:
+    """Return the headers that have none of these names."""
+    return [pair for pair in headers if pair[0] not in names]
 
 
 def forwarded_request(headers: Headers) -> Headers:

@@ -7,7 +7,8 @@ and its shutdown hold for both; `tests/unit/dataplane/test_inlet.py` names what 
 
 Besides, heads, trailers and what waits behind a request are bounded; uvicorn takes any amount of
 each. An offer to go on in another protocol is passed over, as HTTP allows: uvicorn passes over the
-request's body with it, and Java's client, for one, makes the offer with its first request.
+request's body with it, and Java's client, for one, makes the offer with its first request. Only a
+WebSocket's is told of: who makes it can do nothing with an answer of plain HTTP.
 
 A client that closes its sending side counts as gone: the wire looks the same when it closes all,
 and a client that has left has to stop the engine at once.
@@ -60,6 +61,7 @@ class Inlet(HttpToolsProtocol):
         self._active: Cycle | None = None  # the one that is being answered; `cycle` is the latest
         self._in_head = True
         self._head_bytes = 0
+        self._websocket = False
         self._linger: asyncio.TimerHandle | None = None
         self._drained_bytes: int | None = None
 
@@ -138,12 +140,14 @@ class Inlet(HttpToolsProtocol):
         if url[:1] != b"/":
             url = _path_of(url)
         path = url.partition(b"?")[0]
-        if path in self._own_paths:
+        websocket, self._websocket = self._websocket, False
+        if path in self._own_paths and not websocket:
             self._into_asgi()
             return
         method = parser.get_method().decode("ascii")
         cycle = Cycle(self, method, path.decode("ascii"), url, self.headers)
         cycle.expects = self.expect_100_continue
+        cycle.websocket = websocket
         cycle.old = parser.get_http_version() == "1.0"
         cycle.keep_alive = not cycle.old and parser.should_keep_alive()
         cycle.call = self._open_call(cycle)
@@ -278,6 +282,8 @@ class Inlet(HttpToolsProtocol):
         for name, value in self.headers:
             if name != b"upgrade":
                 head += [name, b": ", value, b"\r\n"]
+            elif b"websocket" in value.lower():
+                self._websocket = True
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self._head_bytes = 0

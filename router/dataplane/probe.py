@@ -22,6 +22,7 @@ from router.core.types import ServerSpec
 from router.dataplane.engine_api import EngineApi, NoAnswerError, UnreachableError
 from router.dataplane.facts import Told, read_facts
 from router.dataplane.watch import Watch
+from router.settings import NO_ACCESS, Access
 
 TICK_S = 1.0
 
@@ -39,6 +40,7 @@ class Prober:
         interval_s: float,
         clock: Callable[[], float],
         tick_s: float = TICK_S,
+        access: Mapping[str, Access] = NO_ACCESS,
     ) -> None:
         self._told: dict[str, Told] = {}
         self.parity_warnings: list[str] = []
@@ -46,6 +48,7 @@ class Prober:
         self._health = health
         self._interval_s = interval_s
         self._clock = clock
+        self._access = access
         self._asked_at: dict[str, float] = {}
         self._facts_wanted: set[str] = set()
         self._watch = Watch("probe", servers, self._look, lambda _: tick_s, _log)
@@ -57,7 +60,7 @@ class Prober:
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._watch.start(EngineApi())
+        self._watch.start(EngineApi(access=self._access))
 
     async def aclose(self) -> None:
         """End, and wait until all is closed."""

@@ -20,6 +20,7 @@ from router.dataplane.asgi import Headers
 from router.dataplane.attempt import Attempt, Attempts, Inbound
 from router.dataplane.call import Call
 from router.dataplane.cycle import Cycle
+from router.dataplane.door import Door
 from router.dataplane.errors import Reply
 from router.dataplane.fetch import fetch
 from router.dataplane.gate import Gate
@@ -29,8 +30,6 @@ from router.dataplane.headers import (
     TARGET,
     encode_head,
     first,
-    forwarded_request,
-    has_bearer,
 )
 from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, classify
 from router.dataplane.peek import peek
@@ -70,7 +69,7 @@ class Relay:
         observer: Observer,
         limits: RelayLimits,
         *,
-        admin_key: str | None = None,
+        door: Door | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
@@ -80,7 +79,7 @@ class Relay:
         self._upstreams = {upstream.spec.name: upstream for upstream in upstreams}
         self._steering = steering
         self._observer = observer
-        self._admin_key = admin_key
+        self.door = door or Door()
         self._calls: set[Call] = set()
         self._sweeper: asyncio.Task[None] | None = None
         self.attempts = Attempts(
@@ -114,7 +113,7 @@ class Relay:
 
     def open(self, cycle: Cycle) -> Call:
         """Return the call of a request whose head has come."""
-        return Call(self, cycle, classify(cycle.method, cycle.path))
+        return Call(self, cycle, classify(cycle.method, cycle.path), self.door.reply(cycle))
 
     # The call's side.
 
@@ -164,8 +163,9 @@ class Relay:
         record.streaming = facts.stream
         record.sequences = facts.shape.sequences
         record.prompt_tokens = facts.shape.prompt_tokens
-        headers = forwarded_request(call.cycle.headers)
-        return Inbound(call.cycle, headers, body, route, facts, record.request_id)
+        headers = self.door.forwarded(call.cycle.headers)
+        admin = route is _CONTROL
+        return Inbound(call.cycle, headers, body, route, facts, record.request_id, admin)
 
     def _steer(self, call: Call, route: Inference) -> None:
         """Take the request to the gate, in its class."""
@@ -191,9 +191,9 @@ class Relay:
 
     def _control(self, call: Call, route: Control) -> None:
         """Relay a control path to the server that the caller named: which one is never guessed."""
-        key = self._admin_key
-        if key is None or route.disguised or not has_bearer(call.cycle.headers, key):
-            call.answer(errors.control_refused(has_key=key is not None))
+        guard = self.door.guard
+        if route.disguised or not guard.is_admin(call.cycle.headers):
+            call.answer(errors.control_refused(has_key=guard.has_admin))
             return
         name = self._named(call)
         if name is None:
@@ -220,7 +220,8 @@ class Relay:
     async def _description(self, call: Call, upstream: Upstream) -> Reply:
         server, pool = upstream.spec.name, upstream.pool
         target = pool.base_path + call.cycle.target
-        head = encode_head("GET", target, pool.host, forwarded_request(call.cycle.headers), 0)
+        headers = upstream.credentials.put_on(self.door.forwarded(call.cycle.headers))
+        head = encode_head("GET", target, pool.host, headers, 0)
         limit_s = self.attempts.timeouts.first_byte_s
         try:
             fetched = await fetch(pool, head, timeout_s=limit_s, limit_bytes=_INFO_BYTES_MAX)

@@ -7,6 +7,7 @@ from router.core.breaker import Breaker, BreakerState, Verdict
 from router.core.health import ServerHealth
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
+from router.dataplane.auth import NO_CREDENTIALS, Credentials
 from router.dataplane.upstream import Pool, UpstreamError
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ class Upstream:
     pool: Pool
     health: ServerHealth
     tokens: TokenModel
+    credentials: Credentials = NO_CREDENTIALS
 
     def judged(self, verdict: Verdict, now: float, error: str | None, *, trial: bool) -> None:
         """Tell the breaker how an attempt ended; say so if that has changed it."""

@@ -25,6 +25,7 @@ import httptools
 
 from router.dataplane.asgi import Headers
 from router.dataplane.headers import NO_BODY
+from router.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -269,7 +270,10 @@ class Connection(asyncio.Protocol):
 
 
 class Pool:
-    """The connections to one server. `keepalive_s` is how long an idle one may be used again."""
+    """The connections to one server. `keepalive_s` is how long an idle one may be used again.
+
+    `tls` is for an https URL; without it, the system's certificate authorities are asked.
+    """
 
     def __init__(
         self,
@@ -279,6 +283,7 @@ class Pool:
         keepalive_s: float,
         clock: Callable[[], float],
         idle_max: int = IDLE_CONNECTIONS_MAX,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
@@ -287,7 +292,7 @@ class Pool:
         self.base_path = parts.path.rstrip("/").encode("ascii")
         self.open_connections = 0
         self._address = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._tls = (tls or ClientTls().context()) if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
         self._keepalive_s = keepalive_s
         self._clock = clock

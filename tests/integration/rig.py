@@ -7,8 +7,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -26,12 +27,16 @@ from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import Role, ServerSpec
 from router.dataplane.asgi import Receive, Scope, Send
+from router.dataplane.auth import Guard, by_server
+from router.dataplane.cors import Cors
+from router.dataplane.door import Door
 from router.dataplane.inlet import protocol
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
 from router.dataplane.server import Upstream
 from router.dataplane.upstream import Pool
-from router.settings import Timeouts
+from router.settings import NO_ACCESS, Access, Admission, ClientKey, Timeouts
+from router.tls import ServerTls
 
 PATIENCE_S = 10.0
 CHAT = "/v1/chat/completions"
@@ -135,8 +140,9 @@ async def answer(call: Call) -> None:
 class Engine:
     """An HTTP server without manners of its own. `script` answers whatever is no abort."""
 
-    def __init__(self, script: Script = answer) -> None:
+    def __init__(self, script: Script = answer, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
+        self._tls = tls
         self.calls: list[Call] = []
         self.aborts: list[Call] = []
         self.abort_script: Script = answer
@@ -147,10 +153,11 @@ class Engine:
         self._server: asyncio.Server | None = None
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._socket.getsockname()[1]}"
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, sock=self._socket)
+        self._server = await asyncio.start_server(self._accept, sock=self._socket, ssl=self._tls)
 
     async def stop(self) -> None:
         """Close the listening socket and all connections."""
@@ -316,7 +323,9 @@ async def own_page(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(relay: Relay, idle_client_s: float) -> AsyncIterator[uvicorn.Server]:
+async def serving(
+    relay: Relay, idle_client_s: float, tls: ServerTls | None = None
+) -> AsyncIterator[uvicorn.Server]:
     """Run uvicorn on a socket that is bound already."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
@@ -325,6 +334,9 @@ async def serving(relay: Relay, idle_client_s: float) -> AsyncIterator[uvicorn.S
             access_log=False, server_header=False, date_header=False, ws="none",
             timeout_graceful_shutdown=1, timeout_keep_alive=idle_client_s,
         )  # fmt: skip
+        if tls is not None:
+            config.load()
+            config.ssl = tls.context()
         server = _Server(config, relay)
         task = asyncio.get_running_loop().create_task(server.serve([sock]))
         await until(lambda: server.started or task.done())
@@ -343,7 +355,13 @@ async def running(
     calibration: Calibration | None = None,
     timeouts: Timeouts | None = None,
     body_bytes: int = 1 << 20,
+    admission: Admission | None = None,
     admin_key: str | None = ADMIN_KEY,
+    client_keys: Sequence[ClientKey] = (),
+    cors_origins: tuple[str, ...] = (),
+    access: Mapping[str, Access] = NO_ACCESS,
+    verify: ssl.SSLContext | bool = False,
+    tls: ServerTls | None = None,
     keepalive_s: float = 2.0,
     idle_client_s: float = 5.0,
 ) -> AsyncIterator[Rig]:
@@ -369,22 +387,30 @@ async def running(
             connect_timeout_s=timeouts.connect_s,
             keepalive_s=keepalive_s,
             clock=monotonic,
+            tls=access[server.name].tls.context() if server.name in access else None,
         )
         for server in servers
     }
-    upstreams = [Upstream(s, pools[s.name], health[s.name], TokenModel()) for s in servers]
+    credentials = by_server(access, pools)
+    upstreams = [
+        Upstream(s, pools[s.name], health[s.name], TokenModel(), credentials[s.name])
+        for s in servers
+    ]
     observer = Records()
-    limits = RelayLimits(timeouts, body_bytes, sweep_s=0.05)
-    relay = Relay(upstreams, steering, ledger, observer, limits, admin_key=admin_key)
+    limits = RelayLimits(timeouts, body_bytes, 0.05, admission or Admission())
+    door = Door(Guard(client_keys, admin_key), Cors(cors_origins))
+    relay = Relay(upstreams, steering, ledger, observer, limits, door=door)
     for engine in engines.values():
         await engine.start()
     relay.start()
     try:
-        async with serving(relay, idle_client_s) as server:
+        async with serving(relay, idle_client_s, tls) as server:
             port = server.servers[0].sockets[0].getsockname()[1]
-            url = f"http://127.0.0.1:{port}"
+            url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
             timeout = httpx.Timeout(PATIENCE_S)
-            async with httpx.AsyncClient(base_url=url, timeout=timeout, trust_env=False) as http:
+            async with httpx.AsyncClient(
+                base_url=url, timeout=timeout, trust_env=False, verify=verify
+            ) as http:
                 yield Rig(url, engines, relay, ledger, health, pools, observer, http, port, server)
     finally:
         for engine in engines.values():

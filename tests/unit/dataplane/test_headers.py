@@ -1,11 +1,8 @@
-import pytest
-
 from router.core.types import Decision, Reason
 from router.dataplane.headers import (
     encode_head,
     forwarded_request,
     forwarded_response,
-    has_bearer,
     own,
 )
 
@@ -30,25 +27,6 @@ def test_a_response_cannot_forge_the_routers_own_headers() -> None:
         (b"x-crossover-error", b"x"), (b"content-length", b"3"),
     ]  # fmt: skip
     assert forwarded_response(headers) == [(b"content-length", b"3")]
-
-
-@pytest.mark.parametrize(
-    ("value", "yes"),
-    [
-        (b"Bearer key", True),
-        (b"bearer key", True),
-        (b"Basic key", False),
-        (b"Bearer KEY", False),
-        (b"Bearer key ", False),
-        (b"Bearer ", False),
-        (b"key", False),
-        (b"", False),
-        (b"Bearer k\xc3\xa9y", False),
-    ],
-)
-def test_a_bearer_token_must_be_the_key(value: bytes, yes: bool) -> None:
-    assert has_bearer([(b"authorization", value)], "key") is yes
-    assert not has_bearer([], "key")
 
 
 def test_the_head_says_how_long_the_body_is() -> None:
