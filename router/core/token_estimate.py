@@ -95,8 +95,7 @@ NO_TEXT: Features = (0.0,) * len(_TEXT_PRIOR)
 def measure(text: bytes | bytearray) -> Features:
     """Return the features of a text: UTF-8 inside of a JSON string, its escapes still in place."""
     if _BACKSLASH in text:
-        text = text.replace(b"\\\\", b"`").replace(b"\\n", b"\n").replace(b"\\t", b" ")
-        text = text.replace(b"\\", b"")
+        text = _without_escapes(text)
     words, letters = _runs(text.translate(_MARK_LETTERS))
     marks, punctuation = _runs(text.translate(_MARK_PUNCTUATION))
     digits = len(text.translate(None, _NOT_DIGITS))
@@ -112,6 +111,16 @@ def measure(text: bytes | bytearray) -> Features:
         katakana = sum(map(len, _KATAKANA.findall(string)))
         rare = max(0, han - sum(map(len, _COMMON_HAN.findall(string))))
     return words, letters, digits, marks, punctuation, lines, kana, katakana, han, rare, other
+
+
+def unescaped(text: bytes | bytearray) -> str:
+    """Return the text that such bytes stand for, a backslash as a mark like others."""
+    return (_without_escapes(text) if _BACKSLASH in text else text).decode("utf-8", "ignore")
+
+
+def _without_escapes(text: bytes | bytearray) -> bytes | bytearray:
+    text = text.replace(b"\\\\", b"`").replace(b"\\n", b"\n").replace(b"\\t", b" ")
+    return text.replace(b"\\", b"")
 
 
 def _runs(marked: bytes | bytearray) -> tuple[int, int]:

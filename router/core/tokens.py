@@ -6,8 +6,9 @@ is one to four tokens, and a reader that lags gets several steps at once.
 Where the engine counts, its count is read: SGLang writes `"completion_tokens":N` into the usage
 that ends a stream, into every event if the client asked for that, and into every event of
 `/generate`. N is the running count of one sequence, so the latest is the one that holds. Elsewhere
-the text is taken out of its envelope and its tokens are estimated (token_estimate.py), and each
-request that ends with a count teaches the estimate.
+the text is taken out of its envelope. Where the vocabulary is known its tokens are looked up
+(vocabulary.py); where not they are estimated (token_estimate.py), and each request that ends with a
+count teaches the estimate.
 
 No JSON is parsed. Inside a JSON string every quote has a backslash before it, so `"content":"` and
 `"completion_tokens":` cannot be the model's words, and a raw line feed always ends an event. Bytes
@@ -22,7 +23,8 @@ are at hand already cost half.
 import re
 from collections import OrderedDict
 
-from router.core.token_estimate import NO_TEXT, Features, TokenEstimate, add, measure
+from router.core.token_estimate import NO_TEXT, Features, TokenEstimate, add, measure, unescaped
+from router.core.vocabulary import Vocabulary
 
 # 1: a string of output text begins. 2: a count. 3: whose count it is. The look-ahead is for speed.
 _MARK = re.compile(
@@ -55,10 +57,15 @@ class TokenModel:
 
     def __init__(self) -> None:
         self.estimate = TokenEstimate()
+        self.vocabulary: Vocabulary | None = None
         # What each stream under way had counted when it was last read, the longest ago first.
         self._live: OrderedDict[TokenCounter, float] = OrderedDict()
         self._total = self._told = 0.0
         self._turn = 0
+
+    def use(self, vocabulary: Vocabulary | None) -> None:
+        """Count streams that begin from now on by this vocabulary; None: it is not known."""
+        self.vocabulary = vocabulary
 
     def counter(self, sequences: int = 1) -> "TokenCounter":
         """Return the counter of one response, which carries so many sequences (n times prompts).
@@ -66,7 +73,9 @@ class TokenModel:
         It counts into the total until it is finished, so that it must be, whatever happens.
         """
         self._turn += 1
-        lesson = self._turn % _LESSON_EVERY == 0 or self.estimate.young
+        lesson = self.vocabulary is None and (
+            self._turn % _LESSON_EVERY == 0 or self.estimate.young
+        )
         counter = TokenCounter(self, sequences, lesson=lesson)
         self._live[counter] = 0.0
         return counter
@@ -96,8 +105,8 @@ class TokenCounter:
     __slots__ = (
         "_by_index", "_carry", "_count", "_count_key", "_counts", "_events", "_features",
         "_finished", "_inside", "_key", "_key_at", "_lesson", "_line_count", "_line_index",
-        "_model", "_ready", "_search", "_sequences", "_streamed", "_string_bytes", "_suffix",
-        "_text", "_text_at", "_total", "_unread",
+        "_looked_up", "_model", "_ready", "_search", "_sequences", "_streamed", "_string_bytes",
+        "_suffix", "_text", "_text_at", "_total", "_unread", "_vocabulary",
     )  # fmt: skip
 
     def __init__(self, model: TokenModel, sequences: int, *, lesson: bool) -> None:
@@ -120,8 +129,11 @@ class TokenCounter:
         self._line_count = 0
         self._line_index: int | None = None
         self._by_index: dict[int, int] = {}
-        # The text so far: its features, then the bytes that are not measured yet.
+        # The text so far: its tokens by the vocabulary, or its features if there is none; then the
+        # bytes that are not measured yet.
+        self._vocabulary = model.vocabulary
         self._events = 0
+        self._looked_up = 0
         self._features: Features = NO_TEXT
         self._text = bytearray()
         # The envelope of a one-event chunk. Ready: it is known, and the scan is between events.
@@ -144,8 +156,13 @@ class TokenCounter:
         if self._count is not None:
             return self._count
         # The text stays: measured in smaller parts it would seem to have more words.
+        events = self._events if self._streamed else None
+        if self._vocabulary is not None:
+            looked_up = self._looked_up + self._vocabulary.count(unescaped(self._text))
+            # An event that carries text carries at least one token.
+            return max(looked_up, events or 0)
         features = add(self._features, measure(self._text))
-        return self._model.estimate.tokens(features, self._events if self._streamed else None)
+        return self._model.estimate.tokens(features, events)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the response body, cut anywhere."""
@@ -198,7 +215,7 @@ class TokenCounter:
         if usage_completion_tokens is not None:
             self._count = usage_completion_tokens
         # Told more than once: text was skipped, or repeated by each event, after the first count.
-        if self._count is not None and self._counts <= 1:
+        if self._vocabulary is None and self._count is not None and self._counts <= 1:
             self._measure()
             events = self._events if self._streamed else None
             self._model.estimate.learn(self._features, events, self._count)
@@ -313,6 +330,8 @@ class TokenCounter:
         self._carry = b"" if clean else data[max(seen, len(data) - _MARK_BYTES_MAX) :]
 
     def _measure(self) -> None:
-        if self._text:
+        if self._vocabulary is not None:
+            self._looked_up += self._vocabulary.count(unescaped(self._text))
+        elif self._text:
             self._features = add(self._features, measure(self._text))
-            self._text.clear()
+        self._text.clear()

@@ -10,10 +10,18 @@ import pytest
 
 from router.core.token_estimate import NO_TEXT, TokenEstimate, add, measure
 from router.core.tokens import TokenCounter, TokenModel
+from router.core.vocabulary import Vocabulary
 
-_PASSAGES = json.loads((Path(__file__).parent / "data" / "passages.json").read_text("utf-8"))
+_DATA = Path(__file__).parent / "data"
+_PASSAGES = json.loads((_DATA / "passages.json").read_text("utf-8"))
+_VOCABULARIES = json.loads((_DATA / "vocabularies.json").read_text("utf-8"))["vocabularies"]
 _KINDS = ("english", "chinese", "japanese", "code", "mixed")
 _WINDOW_TOKENS = 2_000
+
+
+for _name, _vocabulary in _VOCABULARIES.items():
+    for _passage, _lengths in zip(_PASSAGES["passages"], _vocabulary["lengths"], strict=True):
+        _passage[_name] = _lengths
 
 
 def _pieces(passage: dict[str, object], vocabulary: str) -> list[bytes]:
@@ -29,7 +37,7 @@ _TOKENS = {
         kind: [_pieces(p, vocabulary) for p in _PASSAGES["passages"] if p["kind"] == kind]
         for kind in _KINDS
     }
-    for vocabulary in ("o200k", "cl100k")
+    for vocabulary in ("o200k", "cl100k", *_VOCABULARIES)
 }
 
 
@@ -169,6 +177,45 @@ def test_where_events_are_not_tokens_19_windows_of_20_are_within_3_percent(
     ]
     assert sum(error <= 0.03 for error in errors) >= 0.95 * len(errors)
     assert max(errors) <= 0.05
+
+
+class Moody(Engine):
+    """Its accept length is anything from 1 to nearly 4, and differs from answer to answer."""
+
+    def steps(self, answer: list[bytes]) -> Iterator[list[bytes]]:
+        chance = self.rng.uniform(0.1, 0.95)
+        at = 0
+        while at < len(answer):
+            n = 1
+            while n < 4 and self.rng.random() < chance:
+                n += 1
+            yield answer[at : at + n]
+            at += n
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("vocabulary", list(_VOCABULARIES))
+@pytest.mark.parametrize("kinds", [_KINDS, *((kind,) for kind in _KINDS)], ids="-".join)
+def test_with_its_vocabulary_every_window_of_a_server_is_within_3_percent(
+    seed: int, vocabulary: str, kinds: tuple[str, ...]
+) -> None:
+    # Nothing is learnt, nothing tells a count, and how long a step gets is not known.
+    engine = Moody(random.Random(seed), True, vocabulary, kinds)
+    model = TokenModel()
+    model.use(Vocabulary(_VOCABULARIES[vocabulary]["tokens"]))
+    if kinds == ("mixed",):  # of which there is little: its passages come again and again
+        engine.kinds = ("mixed", "code")
+    errors = _window_errors(model, engine, engine.answers(), 5_000, keeps_learning=False)
+    assert len(errors) > 100
+    assert max(map(abs, errors)) <= 0.03
+
+
+def test_a_plain_server_with_its_vocabulary_is_within_3_percent_too() -> None:
+    engine = Engine(random.Random(5), speculating=False, vocabulary="qwen")
+    model = TokenModel()
+    model.use(Vocabulary(_VOCABULARIES["qwen"]["tokens"]))
+    errors = _window_errors(model, engine, engine.answers(), 5_000, keeps_learning=False)
+    assert max(map(abs, errors)) <= 0.03
 
 
 def test_learning_is_what_brings_the_estimate_near() -> None:
