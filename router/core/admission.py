@@ -203,17 +203,16 @@ class Lifetime:
     """How long a sequence is in flight, of late, by Little's law: time in flight per end."""
 
     def __init__(self) -> None:
-        self._at: float | None = None
+        self._at = 0.0
         self._total = (0.0, 0)
         self._sequence_s = 0.0
         self._ended = 0.0
 
     def observe(self, now: float, sequence_s: float, ended: int) -> None:
         """Take the totals of all servers: seconds that sequences were in flight, and their ends."""
-        if self._at is not None:
-            kept = exp(-max(0.0, now - self._at) / MEMORY_S)
-            self._sequence_s = self._sequence_s * kept + sequence_s - self._total[0]
-            self._ended = self._ended * kept + ended - self._total[1]
+        kept = exp(-max(0.0, now - self._at) / MEMORY_S)
+        self._sequence_s = self._sequence_s * kept + sequence_s - self._total[0]
+        self._ended = self._ended * kept + ended - self._total[1]
         self._at = now
         self._total = (sequence_s, ended)
 

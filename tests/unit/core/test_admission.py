@@ -116,8 +116,7 @@ def test_those_that_came_before_a_time_are_overdue() -> None:
 
 def lifetime(sequence_s: float, ended: int) -> Lifetime:
     made = Lifetime()
-    made.observe(0.0, 100.0, 50)
-    made.observe(10.0, 100.0 + sequence_s, 50 + ended)
+    made.observe(10.0, sequence_s, ended)
     return made
 
 
@@ -140,6 +139,6 @@ def test_retry_after_is_the_time_until_those_before_have_begun(
 def test_a_lifetime_follows_what_has_changed() -> None:
     made = lifetime(400.0, 100)
     for at in range(1, 20):
-        made.observe(10.0 + 10 * at, 500.0 + 1000.0 * at, 150 + 10 * at)
+        made.observe(10.0 + 10 * at, 400.0 + 1000.0 * at, 100 + 10 * at)
     # Now 100 s a sequence: 10 places at one every 100 s / 100.
     assert made.retry_after_s(9, 100) == 10
