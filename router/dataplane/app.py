@@ -29,6 +29,7 @@ from router.dataplane.server import Upstream
 from router.dataplane.state_file import StateFile
 from router.dataplane.steering_metrics import SteeringSources
 from router.dataplane.upstream import Pool
+from router.dataplane.vocabularies import VocabularyReader
 from router.settings import Access, Settings
 
 
@@ -49,10 +50,18 @@ class _Observer:
 class CrossoverApp:
     """The ASGI application: the router's own paths, and its life. All else is `relay`'s."""
 
-    def __init__(self, relay: Relay, prober: Prober, lag: LoopLag, parts: Parts) -> None:
+    def __init__(
+        self,
+        relay: Relay,
+        prober: Prober,
+        vocabularies: VocabularyReader,
+        lag: LoopLag,
+        parts: Parts,
+    ) -> None:
         self.parts = parts
         self.relay = relay
         self._prober = prober
+        self._vocabularies = vocabularies
         self._lag = lag
         self._control = create_control(parts)
 
@@ -71,12 +80,14 @@ class CrossoverApp:
         self.relay.start()
         self._prober.start()
         self.parts.poller.start()
+        self._vocabularies.start()
         self.parts.learning.start()
         self._lag.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self._lag.stop()
         await self.parts.learning.aclose()
+        await self._vocabularies.aclose()
         await self.parts.poller.aclose()
         await self._prober.aclose()
         await self.relay.aclose()
@@ -127,6 +138,7 @@ def create_app(
         servers, health, steering.engine_reported, clock=clock, access=security.access
     )
     tokens = {upstream.spec.name: upstream.tokens for upstream in upstreams}
+    vocabularies = VocabularyReader(servers, health, prober.facts, tokens, security.access)
     learning = Learning(steering, learner, memory, servers, tokens, prober.facts, clock)
 
     def aborts() -> dict[str, int]:
@@ -162,7 +174,7 @@ def create_app(
         settings, ledger, health, steering, learner, learning, prober, poller, metrics, clock,
         __version__,
     )  # fmt: skip
-    return CrossoverApp(relay, prober, LoopLag(metrics.lag.observer(())), parts)
+    return CrossoverApp(relay, prober, vocabularies, LoopLag(metrics.lag.observer(())), parts)
 
 
 def _memory(settings: Settings) -> Memory:
