@@ -150,8 +150,8 @@ def _run(resolved: Resolved) -> int:
             for warning in start_warnings(resolved):
                 log.warning(warning)
             app = create_app(settings, log_lines_dropped=lambda: handler.dropped_lines)
-            line = f"listening on {address_of(sock)}: {_summary(settings)}"
-            came_up = serve(app, sock, lambda: log.info(line))
+            line = f"listening on {address_of(sock, settings.security.tls)}: {_summary(settings)}"
+            came_up = serve(app, sock, lambda: log.info(line), settings.security.tls)
         finally:
             logging.getLogger().removeHandler(handler)
             handler.close()

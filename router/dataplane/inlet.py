@@ -31,6 +31,8 @@ from router.dataplane.relay import Relay
 HEAD_BYTES_MAX = 64 * 1024
 # Requests that wait behind one that is being answered; a client that sends more at once is let go.
 QUEUED_MAX = 256
+# What may wait for a slow client before its engine is held back; TLS alone takes eight times that.
+WRITE_BYTES_MAX = 64 * 1024
 # Once closed, a connection gets this long for what its client has still to read or to send,
 LINGER_S = 30.0
 # and this much of what it still sends is read and dropped.
@@ -66,6 +68,12 @@ class Inlet(HttpToolsProtocol):
         self._drained_bytes: int | None = None
 
     # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin; over TLS with the same bound on what waits for a slow client."""
+        super().connection_made(transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
 
     def data_received(self, data: bytes) -> None:
         """Parse what was read."""

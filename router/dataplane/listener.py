@@ -14,6 +14,7 @@ import uvloop
 from router.dataplane.app import CrossoverApp
 from router.dataplane.control import PATHS
 from router.dataplane.inlet import protocol
+from router.tls import ServerTls
 
 BACKLOG = 2048
 # Above that of common clients and proxies, so that it is they who close an idle connection.
@@ -48,10 +49,11 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
-def address_of(sock: socket.socket) -> str:
+def address_of(sock: socket.socket, tls: ServerTls | None = None) -> str:
     """Return the URL of a listening socket."""
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def raise_file_limit() -> None:
@@ -98,7 +100,12 @@ class _Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
 
-def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None]) -> bool:
+def serve(
+    app: CrossoverApp,
+    sock: socket.socket,
+    listening: Callable[[], None],
+    tls: ServerTls | None = None,
+) -> bool:
     """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was."""
     config = uvicorn.Config(
         app,
@@ -113,6 +120,7 @@ def serve(app: CrossoverApp, sock: socket.socket, listening: Callable[[], None])
         proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context(),
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = _Server(config, listening)

@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_declared", "_head_bytes", "_head_request", "_headers", "_informational", "_parser",
-        "_paused", "_pool", "_sink", "_status", "_transport", "_until_close",
+        "_paused", "_pool", "_sent_blindly", "_sink", "_status", "_transport", "_until_close",
         "idle_since", "reused",
     )  # fmt: skip
 
@@ -106,6 +106,7 @@ class Connection(asyncio.Protocol):
         self._until_close = False
         self._declared = False
         self._paused = False
+        self._sent_blindly = False
         self.reused = False
         self.idle_since = 0.0
 
@@ -119,6 +120,8 @@ class Connection(asyncio.Protocol):
         self._head_request = head_request
         self._status = self._head_bytes = 0
         self._until_close = self._declared = False
+        # TLS does not tell how much of a body is still in the buffer of the socket below it.
+        self._sent_blindly = self._pool.encrypted and len(body) > HEAD_BYTES_MAX
         if len(body) <= HEAD_BYTES_MAX:
             self._transport.write(head + body)
         else:
@@ -245,7 +248,8 @@ class Connection(asyncio.Protocol):
             return
         keep = self._parser.should_keep_alive()
         self._complete()
-        if self._transport is not None and self._transport.get_write_buffer_size():
+        unread = self._sent_blindly and self._status >= 400
+        if self._transport is not None and (unread or self._transport.get_write_buffer_size()):
             self.abort()  # answered unread: nothing that is sent behind the rest need ever be read
         elif keep and self.usable:
             self.resume()
@@ -299,6 +303,11 @@ class Pool:
         self._idle: deque[Connection] = deque()
         self._idle_max = idle_max
         self._closed = False
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether it speaks TLS."""
+        return self._tls is not None
 
     @property
     def idle_connections(self) -> int:

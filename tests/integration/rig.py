@@ -247,6 +247,7 @@ class Rig:
     http: httpx.AsyncClient
     port: int
     server: uvicorn.Server
+    verify: ssl.SSLContext | None = None
 
     @property
     def busy(self) -> bool:
@@ -276,7 +277,7 @@ class Rig:
             assert (load.sequences, load.prefill_tokens) == (0, 0)
 
     async def raw(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self.verify)
         writer.write(data)
         await writer.drain()
         return reader, writer
@@ -333,10 +334,8 @@ async def serving(
             own_page, http=protocol(relay, [OWN_PATH]), lifespan="off", log_config=None,
             access_log=False, server_header=False, date_header=False, ws="none",
             timeout_graceful_shutdown=1, timeout_keep_alive=idle_client_s,
+            ssl_context_factory=None if tls is None else lambda *_: tls.context(),
         )  # fmt: skip
-        if tls is not None:
-            config.load()
-            config.ssl = tls.context()
         server = _Server(config, relay)
         task = asyncio.get_running_loop().create_task(server.serve([sock]))
         await until(lambda: server.started or task.done())
@@ -360,7 +359,7 @@ async def running(
     client_keys: Sequence[ClientKey] = (),
     cors_origins: tuple[str, ...] = (),
     access: Mapping[str, Access] = NO_ACCESS,
-    verify: ssl.SSLContext | bool = False,
+    verify: ssl.SSLContext | None = None,
     tls: ServerTls | None = None,
     keepalive_s: float = 2.0,
     idle_client_s: float = 5.0,
@@ -409,9 +408,12 @@ async def running(
             url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
             timeout = httpx.Timeout(PATIENCE_S)
             async with httpx.AsyncClient(
-                base_url=url, timeout=timeout, trust_env=False, verify=verify
+                base_url=url, timeout=timeout, trust_env=False, verify=verify or False
             ) as http:
-                yield Rig(url, engines, relay, ledger, health, pools, observer, http, port, server)
+                yield Rig(
+                    url, engines, relay, ledger, health, pools, observer, http, port, server,
+                    verify,
+                )  # fmt: skip
     finally:
         for engine in engines.values():
             await engine.stop()
