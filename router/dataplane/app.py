@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from router import __version__
+from router.core.admission import Priority
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
@@ -12,6 +13,7 @@ from router.core.policy import make_policy
 from router.core.steering import Steering
 from router.core.tokens import TokenModel
 from router.core.types import ServerSpec
+from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.auth import Guard, by_server
 from router.dataplane.control import TO_ALL, Parts, create_control
@@ -141,6 +143,9 @@ def create_app(
     vocabularies = VocabularyReader(servers, health, prober.facts, tokens, security.access)
     learning = Learning(steering, learner, memory, servers, tokens, prober.facts, clock)
 
+    def waiting(priority: Priority) -> int:
+        return relay.gate.line.depth(priority)
+
     def aborts() -> dict[str, int]:
         aborter = relay.attempts.aborter
         return {"sent": aborter.sent, "failed": aborter.failed, "dropped": aborter.dropped}
@@ -154,6 +159,7 @@ def create_app(
             steering=SteeringSources(
                 learner, ledger, poller.told, lambda: learning.layout_warning is not None
             ),
+            admission=AdmissionSources(waiting, lambda: relay.gate.retries_denied),
             parity_warnings=lambda: prober.parity_warnings,
             clock=clock,
             version=__version__,

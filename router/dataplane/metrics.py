@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from router.core.health import ServerHealth
 from router.core.ledger import Ledger
 from router.core.types import Phase, Policy, Role, ServerSpec
+from router.dataplane.admission_metrics import AdmissionSources, admission_families
 from router.dataplane.record import RequestRecord
 from router.dataplane.steering_metrics import SteeringSources, steering_families
 from router.settings import NO_SERVER
@@ -127,6 +128,7 @@ class Sources:
     health: Mapping[str, ServerHealth]
     policy: Policy
     steering: SteeringSources
+    admission: AdmissionSources
     parity_warnings: Callable[[], Sequence[str]]
     clock: Callable[[], float]
     version: str
@@ -153,7 +155,20 @@ class Metrics(Collector):
             "router_decisions", "Servers chosen, and why", (*_OF_SERVER, "reason")
         )
         self.retries = Counts(
-            "router_retries", "Attempts after a request's first, by the last server", _OF_SERVER
+            "router_retries",
+            "Requests that were sent to a second server, by the one that answered, and why",
+            (*_OF_SERVER, "reason"),
+        )
+        self.queue_requests = Counts(
+            "router_queue_requests",
+            "Requests that found no room, by how their wait ended",
+            ("priority", "result"),
+        )
+        self.queue_wait = Spread(
+            "router_queue_wait_seconds",
+            "Time that requests waited for room, however that ended",
+            ("priority",),
+            TTFT_BUCKETS_S,
         )
         self.tokens = Counts(
             "router_tokens", "Tokens of the requests that ended", (*_OF_SERVER, "token_type")
@@ -184,7 +199,8 @@ class Metrics(Collector):
         )
         self._events = (
             self.requests, self.responses, self.decisions, self.retries, self.tokens,
-            self.ttft, self.gaps, self.durations, self.overhead, self.lag,
+            self.ttft, self.gaps, self.durations, self.overhead, self.lag, self.queue_requests,
+            self.queue_wait,
         )  # fmt: skip
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -206,13 +222,16 @@ class Metrics(Collector):
         code = str(record.status) if record.status in _CODES else "other"
         self.responses.add((record.endpoint, code))
         self.durations.observe(server, record.duration_s)
+        if record.waited is not None:
+            self.queue_requests.add((record.priority.value, record.waited.value))
+            self.queue_wait.observe((record.priority.value,), record.queue_s or 0.0)
         if record.server is None:
             return
         if record.reason is not None:
             self.decisions.add((*server, record.reason.value))
         self.overhead.observe(("decision",), record.decision_s)
-        if record.attempts > 1:
-            self.retries.add(server, record.attempts - 1)
+        if record.attempts > 1 and record.retry is not None:
+            self.retries.add((*server, record.retry.value))
         self.tokens.add((*server, "prompt"), record.prompt_tokens)
         self.tokens.add((*server, "output"), record.output_tokens)
         if record.streaming and record.ttft_s is not None:
@@ -223,7 +242,10 @@ class Metrics(Collector):
         yield from (event.collect() for event in self._events)
         yield from self._load_gauges()
         yield from self._server_gauges()
-        yield from steering_families(self._sources.steering, self._labels, self._sources.clock())
+        now = self._sources.clock()
+        yield from steering_families(self._sources.steering, self._labels, now)
+        sources = self._sources
+        yield from admission_families(sources.admission, sources.health, self._labels)
         yield from self._own_gauges()
 
     def _load_gauges(self) -> Iterator[Metric]:

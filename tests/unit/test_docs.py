@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from router.core.admission import Waited
 from router.core.calibration import Calibration
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.policy import make_policy
 from router.core.types import EngineReport, Outcome, Reason, Role, ServerSpec, SwitchReport
+from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import Metrics, Sources
-from router.dataplane.record import RequestRecord
+from router.dataplane.record import Refusal, RequestRecord
 from router.dataplane.steering_metrics import SteeringSources
 from router.options import OPTIONS
 from router.server_list import SERVER_KEYS
@@ -66,6 +68,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
         health=health,
         policy=make_policy("threshold"),
         steering=SteeringSources(learner, ledger, lambda _: report, lambda: False),
+        admission=AdmissionSources(lambda _: 1, lambda: 1),
         parity_warnings=list,
         clock=lambda: 0.0,
         version="0",
@@ -76,7 +79,7 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     metrics.finished(
         RequestRecord(
             "r", "e", streaming=True, server="s", role=Role.SPEC, reason=Reason.FIXED, attempts=2,
-            ttft_s=0.1,
+            ttft_s=0.1, retry=Refusal.OVERLOAD, waited=Waited.SERVED, queue_s=0.1,
         )
     )  # fmt: skip
     metrics.gap_observer("s")(0.1)
@@ -90,9 +93,12 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
     assert {name: [cells[0], sorted(words(cells[1]))] for name, cells in told.items()} == found
 
 
-@pytest.mark.parametrize(("heading", "enum"), [("## Reasons", Reason), ("## Outcomes", Outcome)])
+@pytest.mark.parametrize(
+    ("heading", "enum"),
+    [("## Reasons", Reason), ("## Outcomes", Outcome), ("## Waits", Waited)],
+)
 def test_every_word_of_a_closed_set_is_documented(
-    heading: str, enum: type[Reason] | type[Outcome]
+    heading: str, enum: type[Reason] | type[Outcome] | type[Waited]
 ) -> None:
     assert list(rows("metrics.md", heading)) == [member.value for member in enum]
 

@@ -3,6 +3,8 @@
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.core.admission import Priority, Waited
+from router.core.breaker import Breaker, Verdict
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
@@ -16,9 +18,10 @@ from router.core.types import (
     ServerSpec,
     SwitchReport,
 )
+from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import INTER_TOKEN_BUCKETS_S, Metrics, Sources
-from router.dataplane.record import RequestRecord
+from router.dataplane.record import Refusal, RequestRecord
 from router.dataplane.steering_metrics import SteeringSources
 
 SERVERS = (
@@ -38,6 +41,7 @@ class Rig:
         self.warnings: list[str] = []
         self.policy = make_policy("threshold", threshold=1)
         self.learner = Learner(SERVERS)
+        self.depths = {Priority.INTERACTIVE: 0, Priority.BATCH: 7}
         self.told: dict[str, Told] = {}
         self.suspects = False
         self.metrics = Metrics(
@@ -49,6 +53,7 @@ class Rig:
                 steering=SteeringSources(
                     self.learner, self.ledger, self.told.get, lambda: self.suspects
                 ),
+                admission=AdmissionSources(self.depths.__getitem__, lambda: 5),
                 parity_warnings=lambda: self.warnings,
                 clock=lambda: self.now,
                 version="1.2.3",
@@ -95,13 +100,39 @@ def test_an_ended_request_is_counted_everywhere() -> None:
     assert rig.value("router_ttft_seconds_bucket", **FAST, le="0.2") == 1
     assert rig.value("router_request_duration_seconds_sum", **FAST) == 3.0
     assert rig.value("router_overhead_seconds_count", stage="decision") == 1
-    assert rig.value("router_retries_total", **FAST) is None
+    assert rig.value("router_retries_total", **FAST, reason="connect") is None
+    assert rig.value("router_queue_wait_seconds_count", priority="interactive") is None
 
 
-def test_a_retried_request_counts_its_further_attempts() -> None:
+def test_a_retried_request_is_counted_with_its_reason() -> None:
     rig = Rig()
-    rig.metrics.finished(record(attempts=2))
-    assert rig.value("router_retries_total", **FAST) == 1
+    rig.metrics.finished(record(attempts=2, retry=Refusal.CONNECT))
+    assert rig.value("router_retries_total", **FAST, reason="connect") == 1
+    assert rig.value("router_retries_total", **FAST, reason="overload") is None
+    assert rig.value("router_retries_denied_total") == 5
+
+
+def test_a_wait_is_counted_by_class_and_end() -> None:
+    rig = Rig()
+    rig.metrics.finished(record(waited=Waited.SERVED, queue_s=0.3))
+    rig.metrics.finished(record(waited=Waited.SHED, queue_s=5.0, priority=Priority.BATCH))
+    served = {"priority": "interactive", "result": "served"}
+    assert rig.value("router_queue_requests_total", **served) == 1
+    assert rig.value("router_queue_requests_total", priority="batch", result="shed") == 1
+    assert rig.value("router_queue_wait_seconds_sum", priority="interactive") == 0.3
+    assert rig.value("router_queue_wait_seconds_bucket", priority="batch", le="4.0") == 0
+    assert rig.value("router_queue_depth", priority="batch") == 7
+
+
+def test_a_breaker_is_a_number_for_its_state() -> None:
+    rig = Rig()
+    assert rig.value("router_breaker_state", **FAST) == 0
+    breaker = rig.health["fast"].breaker = Breaker(failures_max=1)
+    breaker.end(Verdict.FAILURE, 0.0, trial=False)
+    assert rig.value("router_breaker_state", **FAST) == 1
+    assert rig.value("router_breaker_opened_total", **FAST) == 1
+    breaker.tick(5.0)
+    assert rig.value("router_breaker_state", **FAST) == 2
 
 
 def test_a_request_that_reached_no_server_has_none_as_its_server() -> None:
