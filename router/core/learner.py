@@ -183,6 +183,10 @@ class Learner:
             )
             for server in servers
         }
+        # What each prompt token takes to prefill. A server's own line comes out flat where prompts
+        # wait for others that are half done, never steep; and servers that differ only in
+        # speculation prefill alike, while a difference would sort prompts by their length.
+        self.prefill_token_s = self._greatest_prefill_token_s()
 
     def observe(self, name: str, window: Window, ttft: Iterable[TtftSample] = ()) -> None:
         """Learn from one server's window and the times to first token that ended in it."""
@@ -190,11 +194,15 @@ class Learner:
         if server is not None:
             server.last_seen_at = window.at
             if window.usable:
-                seconds = window.seconds_per_token - self._unusual_prefill_s(server, window)
+                seconds = window.seconds_per_token - self._unusual_prefill_s(window)
                 server.observe(window, seconds, self._interference.slowdown)
             server.ttft.observe(ttft)
+            self.prefill_token_s = self._greatest_prefill_token_s()
 
-    def _unusual_prefill_s(self, server: "ServerModel", window: Window) -> float:
+    def _greatest_prefill_token_s(self) -> float:
+        return max((server.ttft.token_s for server in self.servers.values()), default=0.0)
+
+    def _unusual_prefill_s(self, window: Window) -> float:
         """Return what prefill took of each token beyond the traffic's mean, in seconds.
 
         A prefill blocks all sequences. A curve holds the traffic's mean share of it; the luck of a
@@ -204,7 +212,7 @@ class Learner:
         if traffic.tokens_per_sequence <= 0:
             return 0.0
         usual = traffic.prompt_per_sequence * window.tokens / traffic.tokens_per_sequence
-        blocked_s = server.ttft.token_s * (window.prefilled_tokens - usual)
+        blocked_s = self.prefill_token_s * (window.prefilled_tokens - usual)
         most = _PREFILL_SHARE_MAX * window.busy_s
         blocked_s = min(max(blocked_s, -most), most)
         return blocked_s * window.sequences / window.tokens

@@ -89,8 +89,8 @@ class MarginalPolicy:
     def _on_shared(
         self, asked: "_Asked", candidates: Sequence[ServerLoad], loads: Sequence[ServerLoad]
     ) -> Decision:
-        reason = self._role.update(asked.sequences, loads, asked.now)
-        wanted = [load for load in candidates if load.role is self._role.role]
+        role, reason = self._role.choose(asked.sequences, loads, asked.now)
+        wanted = [load for load in candidates if load.role is role]
         if not wanted:
             return Decision(self._cheapest(asked, candidates)[0].name, Reason.ONLY_SERVER)
         chosen, at_home = self._cheapest(asked, wanted)
@@ -176,10 +176,10 @@ class MarginalPolicy:
         slowed = before if self.objective is Objective.SUMMED else 0
         if server.context.token_s > 0:
             seconds += server.context.seconds(after, load.context_tokens + asked.prompt_tokens)
-        if server.ttft.token_s > 0 and asked.answer_tokens > 0:
+        if asked.answer_tokens > 0:
             # Prompts that wait delay this one; its own, if it is long, delays those that decode.
             tokens = load.prefill_tokens + asked.longer_tokens * (1 + slowed)
-            seconds += server.ttft.token_s * tokens / asked.answer_tokens
+            seconds += self.learner.prefill_token_s * tokens / asked.answer_tokens
         return seconds + slowed * slope
 
     def _lost_rate(self, server: ServerModel, load: ServerLoad, asked: "_Asked") -> float:

@@ -29,7 +29,7 @@ class Tuning:
     change_share: float = 0.15
     change_windows: int = 2
     # A server not seen for so long gets a request; what that loses is at most this share of all.
-    explore_interval_s: float = 10.0
+    explore_interval_s: float = 20.0
     explore_share: float = 0.01
     # A conversation stays with its server if that costs at most this share more.
     affinity_share: float = 0.05
