@@ -155,12 +155,14 @@ class TokenCounter:
         self._read()
         if self._count is not None:
             return self._count
-        # The text stays: measured in smaller parts it would seem to have more words.
         events = self._events if self._streamed else None
         if self._vocabulary is not None:
+            if not self._inside:  # where an event ends, so does a token
+                self._measure()
             looked_up = self._looked_up + self._vocabulary.count(unescaped(self._text))
             # An event that carries text carries at least one token.
             return max(looked_up, events or 0)
+        # The text stays: measured in smaller parts it would seem to have more words.
         features = add(self._features, measure(self._text))
         return self._model.estimate.tokens(features, events)
 
@@ -173,23 +175,32 @@ class TokenCounter:
 
     def _read(self) -> None:
         unread, self._unread = self._unread, []
-        for chunk in unread:
-            if self._count_key is not None:
-                self._recount(chunk)
-            elif not (self._ready and self._read_alike(chunk)):
-                self._read_other(chunk)
+        if not self._read_alike(unread):
+            for chunk in unread:
+                if self._count_key is not None:
+                    self._recount(chunk)
+                elif not self._read_alike([chunk]):
+                    self._read_other(chunk)
         if len(self._text) > _TEXT_BYTES_MAX:
             self._measure()
 
-    def _read_alike(self, chunk: bytes) -> bool:
-        """Take a chunk that differs in its text only from the one before; False if it does not."""
-        suffix = self._suffix
-        if not (chunk.endswith(suffix) and chunk.startswith(self._key, self._key_at)):
+    def _read_alike(self, chunks: list[bytes]) -> bool:
+        """Take chunks that differ from the one before in their text only; False: not all do so."""
+        if not self._ready or self._count_key is not None:
             return False
-        text = chunk[self._text_at : -len(suffix)]
-        if not text or _LINE_FEED in text:
+        key, key_at, suffix = self._key, self._key_at, self._suffix
+        start, end = self._text_at, -len(suffix)
+        texts = [
+            chunk[start:end]
+            for chunk in chunks
+            if chunk.endswith(suffix) and chunk.startswith(key, key_at)
+        ]
+        if len(texts) < len(chunks) or not all(texts):
             return False
-        self._events += 1
+        text = b"".join(texts)
+        if _LINE_FEED in text:
+            return False
+        self._events += len(texts)
         self._text += text
         return True
 
