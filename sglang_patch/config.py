@@ -5,7 +5,7 @@ scheduler processes.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sglang_patch.rule import Rule, ScheduledRule, ThresholdRule
+from sglang_patch.rule import Mode, Rule, ScheduledRule, ThresholdRule
 
 PREFIX = "SGLANG_SPEC_SWITCH_"
 DEFAULT_DWELL_STEPS = 16
@@ -13,6 +13,7 @@ DEFAULT_ENABLE_SHARE = 0.8
 DEFAULT_SYNC_WINDOW = 16
 SYNC_WINDOW_MAX = 128
 EACH_STEP, DEFERRED = "each-step", "deferred"
+THRESHOLD, GOODPUT = "threshold", "goodput"
 
 
 class ConfigError(ValueError):
@@ -40,6 +41,13 @@ class Setting:
         return self.flag or self.variable
 
 
+POLICY = Setting(
+    "POLICY",
+    "--speculative-switch-policy",
+    f"{THRESHOLD}: by running requests. {GOODPUT}: speculate where measured step times and accept "
+    f"lengths say that it is faster (default: {THRESHOLD}).",
+    metavar=f"{THRESHOLD}|{GOODPUT}",
+)
 DISABLE = Setting(
     "DISABLE_BATCH_THRESHOLD",
     "--speculative-disable-batch-threshold",
@@ -75,6 +83,15 @@ SYNC_WINDOW = Setting(
     "Most OFF steps that the draft may be behind if it catches up "
     f"(1 to {SYNC_WINDOW_MAX}, default: {DEFAULT_SYNC_WINDOW}).",
 )
+CACHE = Setting(
+    "CACHE",
+    None,
+    f"Folder that keeps the step times which {GOODPUT} measures at start "
+    "(default: crossover in the user's cache).",
+)
+TIMES = Setting(
+    "TIMES", None, f"Diagnostic: file of step times that {GOODPUT} takes as they are, for good."
+)
 SCHEDULE = Setting(
     "SCHEDULE", None, "Diagnostic: on, off, every:K or random:SEED forces the mode by decode step."
 )
@@ -86,8 +103,8 @@ SKIP_DRAFT_EXTEND = Setting(
     switch=True,
 )
 SETTINGS = (
-    *(DISABLE, ENABLE, DWELL, DRAFT_SYNC, SYNC_WINDOW, OPTIONAL),
-    *(SCHEDULE, TRACE, SKIP_DRAFT_EXTEND),
+    *(POLICY, DISABLE, ENABLE, DWELL, DRAFT_SYNC, SYNC_WINDOW, OPTIONAL),
+    *(CACHE, TIMES, SCHEDULE, TRACE, SKIP_DRAFT_EXTEND),
 )
 DEPENDENT = (ENABLE, DWELL, DRAFT_SYNC, SYNC_WINDOW)
 """Settings that say how to switch, and so nothing where nothing switches."""
@@ -109,16 +126,30 @@ class Config:
     schedule: ScheduledRule | None = None
     trace: str | None = None
     skip_draft_extend: bool = False
+    policy: str = THRESHOLD
+    cache: str | None = None
+    times: str | None = None
 
     @property
     def asked_by(self) -> str:
         """The setting that asked for switching, for messages."""
+        if self.policy == GOODPUT:
+            return f"{POLICY.flag} {GOODPUT}"
         return (DISABLE if self.disable_above is not None else SCHEDULE).spelled
 
+    @property
+    def measures(self) -> bool:
+        """Whether step times have to be known before the rule can be made."""
+        return self.policy == GOODPUT and self.schedule is None
+
     def make_rule(self) -> Rule:
-        """Build a fresh rule: the schedule, if one is set, overrides the thresholds."""
+        """Build a fresh rule: the schedule, if one is set, overrides all else. A rule that needs
+        step times follows later; until then speculation stays on.
+        """
         if self.schedule is not None:
             return self.schedule
+        if self.measures:
+            return ScheduledRule(period=0, first=Mode.ON)
         assert self.disable_above is not None
         assert self.enable_at is not None
         return ThresholdRule(self.disable_above, self.enable_at, self.dwell_steps)
@@ -126,7 +157,8 @@ class Config:
 
 def is_requested(environ: Mapping[str, str]) -> bool:
     """Tell whether anything asks for switching; if not, the engine is left exactly as it is."""
-    return any(environ.get(setting.variable, "") for setting in (DISABLE, SCHEDULE, *DEPENDENT))
+    asking = (POLICY, DISABLE, SCHEDULE, *DEPENDENT)
+    return any(environ.get(setting.variable, "") for setting in asking)
 
 
 def is_optional(environ: Mapping[str, str]) -> bool:
@@ -140,10 +172,10 @@ def read_config(environ: Mapping[str, str]) -> Config | None:
     """
     if not is_requested(environ):
         return None
-    disable_above = _number(environ, DISABLE)
+    policy, disable_above = _policy(environ), _number(environ, DISABLE)
     schedule = _schedule(environ)
-    if disable_above is None and schedule is None:
-        given = next(s for s in DEPENDENT if environ.get(s.variable, ""))
+    if policy == THRESHOLD and disable_above is None and schedule is None:
+        given = next(s for s in (POLICY, *DEPENDENT) if environ.get(s.variable, ""))
         raise ConfigError(
             f"{given.spelled} has no effect without {DISABLE.flag}. Set that, or remove this."
         )
@@ -156,7 +188,28 @@ def read_config(environ: Mapping[str, str]) -> Config | None:
         schedule=schedule,
         trace=environ.get(TRACE.variable) or None,
         skip_draft_extend=_switch(environ, SKIP_DRAFT_EXTEND),
+        policy=policy,
+        cache=environ.get(CACHE.variable) or None,
+        times=environ.get(TIMES.variable) or None,
     )
+
+
+def _policy(environ: Mapping[str, str]) -> str:
+    policy = environ.get(POLICY.variable, "") or THRESHOLD
+    if policy not in (THRESHOLD, GOODPUT):
+        raise ConfigError(f"{POLICY.flag} must be {THRESHOLD} or {GOODPUT}, not {policy!r}.")
+    if policy == THRESHOLD and environ.get(TIMES.variable, ""):
+        raise ConfigError(
+            f"{TIMES.variable} has no effect without {POLICY.flag} {GOODPUT}. "
+            "Set that, or remove this."
+        )
+    given = next((s for s in (DISABLE, ENABLE) if environ.get(s.variable, "")), None)
+    if policy == GOODPUT and given is not None:
+        raise ConfigError(
+            f"{given.flag} belongs to {POLICY.flag} {THRESHOLD}: {GOODPUT} finds the batch size by "
+            "itself. Remove one of them."
+        )
+    return policy
 
 
 def _enable_at(environ: Mapping[str, str], disable_above: int | None) -> int | None:

@@ -105,6 +105,12 @@ SCHEDULER_HOOKS = (
         "decides each decode step",
     ),
     _hook(
+        "managers.scheduler:Scheduler.run_event_loop",
+        "self",
+        "measuring:run_event_loop",
+        "goodput: measures step times first",
+    ),
+    _hook(
         "managers.scheduler:Scheduler.run_batch",
         "self batch pp_proxy_tensors",
         "scheduler:run_batch",
@@ -266,6 +272,24 @@ CALLS = (
         Kind.FIELDS,
     ),
     _call("utils:get_available_gpu_memory", "device gpu_id empty_cache", "memory in the log"),
+    _call(
+        "utils:broadcast_pyobj", "data rank dist_group src", "goodput: ranks share what is learnt"
+    ),
+    _call("managers.scheduler:Scheduler.is_fully_idle", "", "goodput: measures step times"),
+    _call("managers.scheduler:Scheduler.flush_cache", "", "goodput: measures step times"),
+    _call(
+        "managers.io_struct:TokenizedGenerateReqInput",
+        "input_text input_ids mm_inputs sampling_params return_logprob logprob_start_len "
+        "top_logprobs_num token_ids_logprob stream",
+        "goodput: measures step times",
+        Kind.FIELDS,
+    ),
+    _call("managers.io_struct:AbortReq", "abort_all", "goodput: measures step times", Kind.FIELDS),
+    _call(
+        "sampling.sampling_params:SamplingParams.__init__",
+        "temperature max_new_tokens ignore_eos",
+        "goodput: measures step times",
+    ),
 )
 DIRECT_CALLS = (
     _call(

@@ -5,14 +5,18 @@ longer match. So a rule sees only what the ranks share: its clock is the count o
 never a time.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any
 
 from router.core.hysteresis import Hysteresis
 
 HEADROOM = 2
 """Speculation resumes only where this many times what an ON step reserves is free."""
+SHARE_STEPS = 64
+"""Decode steps between two proposals."""
 
 _MASK = (1 << 64) - 1
 
@@ -30,25 +34,58 @@ class BatchView:
     reserved.
 
     `step` counts decode steps since the engine started. `kv_free_tokens` are free or evictable;
-    `kv_on_tokens` is what an ON step of this batch would reserve.
+    `kv_on_tokens` is what an ON step of this batch would reserve; `context_tokens` is the length of
+    all its requests together.
     """
 
     step: int
     running: int
     kv_free_tokens: int
     kv_on_tokens: int
+    context_tokens: int = 0
 
 
-class Rule(Protocol):
-    """Chooses the mode of each decode step. Called once per step, with steps in order."""
+class Rule(ABC):
+    """Chooses the mode of each decode step. Called once per step, with steps in order.
 
+    What a rule learns it only proposes: at every SHARE_STEPS-th step, all ranks adopt what the
+    first one proposes.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
     def decide(self, view: BatchView) -> Mode:
         """Return the mode of the step that `view` describes."""
-        ...
+
+    def timed(self, mode: Mode, running: int, context_tokens: int, seconds: float) -> None:  # noqa: B027
+        """Take the wall time of a step whose neighbours had its mode."""
+
+    def yielded(self, mode: Mode, running: int, tokens: int, *, stale: bool) -> None:  # noqa: B027
+        """Take what a step yielded; `stale` if OFF steps have left the draft behind."""
+
+    def propose(self) -> Any:
+        """Return what this rank has learnt, None if rules of this kind learn nothing."""
+        return None
+
+    def adopt(self, learnt: Any) -> None:  # noqa: B027
+        """Decide by what the first rank proposed."""
+
+    def report(self, running: int, context_tokens: int) -> Mapping[str, Any] | None:  # noqa: ARG002
+        """Return what the next decision rests on beside the configuration, for people to read."""
+        return None
+
+
+def has_room(view: BatchView, mode: Mode) -> bool:
+    """Tell whether an ON step may follow a step of this mode: after an OFF step only with
+    HEADROOM, since it would make the engine retract requests.
+    """
+    spare = HEADROOM if mode is Mode.OFF else 1
+    return view.kv_on_tokens * spare <= view.kv_free_tokens
 
 
 @dataclass(slots=True)
-class ThresholdRule:
+class ThresholdRule(Rule):
     """OFF above `disable_above` running requests, ON again at or below `enable_at`.
 
     OFF lasts `dwell_steps` at least; ON ends at once, since an ON step of a full batch takes
@@ -74,14 +111,13 @@ class ThresholdRule:
     def decide(self, view: BatchView) -> Mode:
         """Return the mode by batch size, ON only where the KV pool has room for it."""
         self._latch.update(view.running, view.step)
-        spare = HEADROOM if self._mode is Mode.OFF else 1
-        fits = view.kv_on_tokens * spare <= view.kv_free_tokens
-        self._mode = Mode.ON if fits and not self._latch.high else Mode.OFF
+        on = has_room(view, self._mode) and not self._latch.high
+        self._mode = Mode.ON if on else Mode.OFF
         return self._mode
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduledRule:
+class ScheduledRule(Rule):
     """Forces the mode by step number: for tests and measurements.
 
     `period` 0 is one mode for ever (`first`); K alternates every K steps, beginning with `first`;

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_patch.estimates import bucket
 from sglang_patch.rule import Mode
 
 ALPHA = 0.05
@@ -12,11 +13,6 @@ OUTLIER = 10.0
 
 SYNCS = ("full", "resume", "end")
 """Why the draft caught up: no room for another OFF step, an ON step is next, requests ended."""
-
-
-def bucket(running: int) -> int:
-    """Return the power of two at or above a batch size: 1, 2, 4, ..."""
-    return 1 << max(0, running - 1).bit_length()
 
 
 @dataclass(slots=True)

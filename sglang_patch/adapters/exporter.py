@@ -41,6 +41,7 @@ class Exporter:
         self._set("on", switch.mode is Mode.ON)
         self._set("threshold", switch.config.disable_above)
         self._set("accept_length_on", telemetry.accept.value)
+        self._export_estimates(switch.estimates())
         self._grow("switches", telemetry.switches)
         self._grow("deferred_positions", telemetry.deferred_positions)
         for why, count in telemetry.draft_syncs.items():
@@ -52,6 +53,15 @@ class Exporter:
             self._grow("graph_misses", counters.graph_misses, mode=mode)
             for size, average in counters.step_s.items():
                 self._set("step_seconds", average.value, mode=mode, batch=str(size))
+
+    def _export_estimates(self, estimates: Mapping[str, Any] | None) -> None:
+        if estimates is None:
+            return
+        self._set("break_even", estimates["break_even"])
+        for mode in Mode:
+            self._set("estimated_step_seconds", estimates[f"t_{mode}_ms"] / 1e3, mode=mode)
+        for size, value in estimates["accept_length_by_batch"].items():
+            self._set("accept_length", value, batch=size)
 
     def _set(self, name: str, value: float | None, **labels: str) -> None:
         key = (name, *labels.values())
@@ -82,6 +92,9 @@ GAUGES = (
     ("threshold", "Running requests above which decoding does not speculate.", ()),
     ("accept_length_on", "Tokens per request and ON step, while the draft is in step.", ()),
     ("step_seconds", "Wall time of a decode step by batch size.", ("mode", "batch")),
+    ("break_even", "Accept length from which speculation pays for the current batch.", ()),
+    ("estimated_step_seconds", "What a step of the current batch is expected to take.", ("mode",)),
+    ("accept_length", "Expected tokens per request and ON step by batch size.", ("batch",)),
 )
 COUNTERS = (
     ("steps", "Decode steps.", ("mode",)),

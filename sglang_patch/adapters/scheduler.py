@@ -10,10 +10,11 @@ from typing import Any
 from sglang_patch.adapters import eagle_v1, eagle_v2
 from sglang_patch.adapters.draft_kv import why_not
 from sglang_patch.adapters.draft_sync import store_last_tokens
+from sglang_patch.adapters.measuring import read_given
 from sglang_patch.adapters.off_state import one_token
 from sglang_patch.adapters.server_args import current_config
 from sglang_patch.adapters.swapping import swapped
-from sglang_patch.config import DEFERRED, DRAFT_SYNC, SKIP_DRAFT_EXTEND, Config
+from sglang_patch.config import DEFERRED, DRAFT_SYNC, SKIP_DRAFT_EXTEND, Config, ConfigError
 from sglang_patch.plugin import unapplied
 from sglang_patch.refusals import (
     Refusal,
@@ -21,6 +22,7 @@ from sglang_patch.refusals import (
     hybrid_refusal,
     refuse,
     server_refusals,
+    stop,
     sync_refusal,
     worker_refusal,
 )
@@ -55,7 +57,17 @@ def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any
         asked = f"{DRAFT_SYNC.flag} {DEFERRED}"
         scheduler.spec_switch = _inert(config, refusals, scheduler.tp_rank, asked)
         return None
-    switch = Switch(config, time.perf_counter, rank=scheduler.tp_rank, trace=_trace(config))
+    switch = Switch(
+        config,
+        time.perf_counter,
+        rank=scheduler.tp_rank,
+        trace=_trace(config),
+        share=partial(_share, scheduler),
+    )
+    try:
+        read_given(switch)
+    except ConfigError as error:
+        stop(str(error))
     ATTACH[kind](worker, switch)
     switch.arm()
     scheduler.spec_switch = switch
@@ -63,9 +75,23 @@ def maybe_init_draft_worker(original: Callable[..., Any], scheduler: Any) -> Any
     return None
 
 
+def _share(scheduler: Any, learnt: Any) -> Any:
+    """Return the first rank's value on every rank. They wait for each other at every turn of the
+    loop anyway, for their requests (scheduler.py:1752), by the same means: no GPU takes part.
+    """
+    if scheduler.tp_size == 1:
+        return learnt
+    from sglang.srt.utils import broadcast_pyobj
+
+    group = scheduler.tp_group
+    return broadcast_pyobj([learnt], group.rank, scheduler.tp_cpu_group, src=group.ranks[0])[0]
+
+
 def _announce(config: Config) -> None:
     if config.schedule is not None:
         logger.warning("Speculation switch: modes are forced (%s).", config.schedule)
+    elif config.measures:
+        logger.info("Speculation switch: armed. ON where measured step times say so.")
     else:
         logger.info(
             "Speculation switch: armed. OFF above %s running requests, ON again at or below %s, "
@@ -122,7 +148,9 @@ def update_running_batch(original: Callable[..., Any], scheduler: Any, batch: An
         batch.batch_is_full = False
     batch.spec_switch = None  # ask for what an ON step reserves
     free_tokens, on_tokens = _kv_tokens(batch)
-    switch.decide(batch.batch_size(), free_tokens, on_tokens, scheduler.forward_ct)
+    context_tokens = int(batch.seq_lens_cpu.sum())
+    rows = batch.batch_size()
+    switch.decide(rows, free_tokens, on_tokens, scheduler.forward_ct, context_tokens)
     batch.spec_switch = switch
     if not (switch.off and batch.is_spec_v2):
         return original(scheduler, batch)

@@ -20,12 +20,14 @@ CASES = [FEATURES["staggered"], LONG, FEATURES["logprobs"]]
 ARMING = "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker"
 
 RUN_BATCH = "sglang.srt.managers.scheduler.Scheduler.run_batch"
+RUN_LOOP = "sglang.srt.managers.scheduler.Scheduler.run_event_loop"
 EXTEND_V1 = "sglang.srt.speculative.eagle_worker.EAGLEWorker.forward_draft_extend_after_decode"
 
 # What these do shows in no answer: each has a test of its own, below, among the unit tests (the
 # pool's) or in test_deferred_sync.py (the last one).
 SEEN_ELSEWHERE = {
     RUN_BATCH,
+    RUN_LOOP,
     EXTEND_V1,
     (
         "sglang.srt.model_executor.model_runner_kv_cache_mixin."

@@ -4,12 +4,14 @@ A step in which one rank drafts and the other does not waits for ever, so an ans
 that none did; the records of both ranks are compared step by step besides.
 """
 
+from collections.abc import Mapping
+
 import pytest
 
 from tests.engine.harness.cases import CROWD, FEATURES, SQUEEZED
 from tests.engine.harness.comparing import assert_same_answers
 from tests.engine.harness.laboratory import Laboratory
-from tests.engine.harness.scenario import CHAIN_V2, CLEAN, PLAIN, TREE, Engine, Job
+from tests.engine.harness.scenario import CHAIN_V2, CLEAN, GOODPUT, PLAIN, TREE, Engine, Job
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -24,7 +26,7 @@ THRESHOLD = {
 ALTERNATING = {"SGLANG_SPEC_SWITCH_SCHEDULE": "every:1"}
 
 
-def on_two_ranks(engine: Engine, switching: dict[str, str]) -> Job:
+def on_two_ranks(engine: Engine, switching: Mapping[str, str]) -> Job:
     return Job(engine.on_two_ranks(), CASES, {**CORES, **switching})
 
 
@@ -36,7 +38,7 @@ def squeezed(engine: Engine) -> Job:
 JOBS = [
     on_two_ranks(engine, switching)
     for engine in (TREE, CHAIN_V2)
-    for switching in (ALTERNATING, THRESHOLD)
+    for switching in (ALTERNATING, THRESHOLD, GOODPUT)
 ]
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-ACCEPT_LENGTH = "2.2"
+ACCEPT_LENGTH = 2.2
 MAX_RUNNING_REQUESTS = 256
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 256
@@ -29,13 +30,17 @@ class Arm:
 
 
 def _speculative(
-    name: str, shape: tuple[int, int, int], switch: Mapping[str, str] | None = None, **options
+    name: str,
+    shape: tuple[int, int, int],
+    switch: Mapping[str, str] | None = None,
+    accept_length: float = ACCEPT_LENGTH,
+    **options,
 ) -> Arm:
     steps, topk, tokens = shape
     simulated = options.get("simulated", True)
     environment = {f"{SWITCH}{key}": value for key, value in (switch or {}).items()}
     if simulated:
-        environment["SGLANG_SIMULATE_ACC_LEN"] = ACCEPT_LENGTH
+        environment["SGLANG_SIMULATE_ACC_LEN"] = str(accept_length)
     return Arm(
         name,
         (
@@ -55,33 +60,37 @@ TREE = (2, 4, 16)  # the v1 worker: no overlap
 CHAIN = (3, 1, 4)  # the v2 worker: overlap
 
 
-def arms(tree_threshold: int, chain_threshold: int) -> dict[str, Arm]:
+def arms(
+    tree_threshold: int, chain_threshold: int, accept_length: float = ACCEPT_LENGTH
+) -> dict[str, Arm]:
     """Every arm by name; the two thresholds are those of the patched arms."""
+    eagle = partial(_speculative, accept_length=accept_length)
     tree = {"DISABLE_BATCH_THRESHOLD": str(tree_threshold)}
     chain = {"DISABLE_BATCH_THRESHOLD": str(chain_threshold)}
     deferred = {"DRAFT_SYNC": "deferred"}
     off = {"SCHEDULE": "off"}
     unsynced = {"SCHEDULE": "off", "SKIP_DRAFT_EXTEND": "1"}
+    goodput = {"POLICY": "goodput"}
     toggle = {"SCHEDULE": "every:3"}
     table = (
         Arm("plain"),
         Arm("plain-noov", ("--disable-overlap-schedule",)),
-        _speculative("tree", TREE),
-        _speculative("tree-patched", TREE, tree),
-        _speculative("tree-off", TREE, tree | off),
-        _speculative("tree-off-nosync", TREE, tree | unsynced),
-        _speculative("tree-toggle", TREE, tree | toggle, simulated=False),
-        _speculative(
-            "tree-page16", TREE, tree | toggle, simulated=False, arguments=("--page-size", "16")
-        ),
-        _speculative("chain", CHAIN),
-        _speculative("chain-patched", CHAIN, chain),
-        _speculative("chain-deferred", CHAIN, chain | deferred),
-        _speculative("chain-off", CHAIN, chain | off),
-        _speculative("chain-off-nosync", CHAIN, chain | unsynced),
-        _speculative("chain-toggle", CHAIN, chain | toggle, simulated=False),
-        _speculative("chain-deferred-toggle", CHAIN, chain | deferred | toggle, simulated=False),
-        _speculative("adaptive", CHAIN, arguments=("--speculative-adaptive",)),
+        eagle("tree", TREE),
+        eagle("tree-patched", TREE, tree),
+        eagle("tree-goodput", TREE, goodput),
+        eagle("tree-off", TREE, tree | off),
+        eagle("tree-off-nosync", TREE, tree | unsynced),
+        eagle("tree-toggle", TREE, tree | toggle, simulated=False),
+        eagle("tree-page16", TREE, tree | toggle, simulated=False, arguments=("--page-size", "16")),
+        eagle("chain", CHAIN),
+        eagle("chain-patched", CHAIN, chain),
+        eagle("chain-goodput", CHAIN, goodput),
+        eagle("chain-deferred", CHAIN, chain | deferred),
+        eagle("chain-off", CHAIN, chain | off),
+        eagle("chain-off-nosync", CHAIN, chain | unsynced),
+        eagle("chain-toggle", CHAIN, chain | toggle, simulated=False),
+        eagle("chain-deferred-toggle", CHAIN, chain | deferred | toggle, simulated=False),
+        eagle("adaptive", CHAIN, arguments=("--speculative-adaptive",)),
     )
     return {arm.name: arm for arm in table}
 
@@ -119,6 +128,7 @@ class Site:
         if arm.patched and plugin is not None:
             known = environment.get("PYTHONPATH", "")
             environment["PYTHONPATH"] = f"{plugin}:{known}" if known else str(plugin)
+            environment[f"{SWITCH}CACHE"] = str(plugin.with_name("step-times"))
         return environment
 
 

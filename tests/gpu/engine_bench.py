@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.gpu import checks, figures
-from tests.gpu.arms import GRAPH_SIZES, Arm, Site, arms
+from tests.gpu.arms import ACCEPT_LENGTH, GRAPH_SIZES, Arm, Site, arms
 from tests.gpu.load import burst, prompts
 from tests.gpu.measure import run_rounds, warm
 from tests.gpu.plan import Stage, parse_stages
@@ -116,6 +116,7 @@ def read_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stagger", type=float, default=12, help="seconds between two starts")
     parser.add_argument("--tree-threshold", type=int, default=8)
     parser.add_argument("--chain-threshold", type=int, default=90)
+    parser.add_argument("--accept-length", type=float, default=ACCEPT_LENGTH, help="simulated")
     parser.add_argument("--ramp", default=[], type=lambda text: text.split(","))
     parser.add_argument("--profile", default=[], type=_profiles, help="ARM@LEVEL[,ARM@LEVEL]")
     parser.add_argument("--smoke", action="store_true", help="short: starts, toggles, compares")
@@ -139,7 +140,7 @@ def drive(run: Run, stages: Sequence[Stage], running: Fleet) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the stages; 0 when all ran and every check held, 1 otherwise, 2 for bad arguments."""
     options = read_options(arguments)
-    known = arms(options.tree_threshold, options.chain_threshold)
+    known = arms(options.tree_threshold, options.chain_threshold, options.accept_length)
     with tempfile.TemporaryDirectory(prefix="engine-bench-") as scratch:
         folder = Path(scratch)
         sizes = SMOKE_GRAPH_SIZES if options.smoke else GRAPH_SIZES

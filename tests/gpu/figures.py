@@ -50,6 +50,10 @@ GOALS = (
     Goal("chain-deferred", "chain", (128,), 1.0),
     Goal("chain-deferred", "plain", (128,), 0.95),
     Goal("chain-deferred", "plain", (256,), 0.97),
+    *(
+        Goal("chain-goodput", other, (1, 8, 32, 64, 128, 256), 0.97)
+        for other in ("chain", "chain-patched", "adaptive", "plain")
+    ),
     Goal("tree-patched", "tree", (1,), None),
     Goal("tree-patched", "plain-noov", (32, 64), 0.85),
     Goal("tree-patched", "plain-noov", (128, 256), 0.95),

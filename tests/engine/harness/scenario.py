@@ -4,6 +4,7 @@ JSON.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -58,6 +59,13 @@ def speculative(steps: int, topk: int, draft_tokens: int) -> dict[str, Any]:
 
 
 _V2_CHAIN = {**speculative(3, 1, 4), "disable_overlap_schedule": False}
+
+GOODPUT: Mapping[str, str] = {
+    "SGLANG_SPEC_SWITCH_POLICY": "goodput",
+    "SGLANG_SPEC_SWITCH_TIMES": str(Path(__file__).with_name("step_times.json")),
+    "SGLANG_SPEC_SWITCH_DWELL_STEPS": "1",
+}
+"""Reckon with a table that has speculation pay up to three requests."""
 
 PLAIN = Engine("plain")
 TREE = Engine("tree-2-4-16", speculative(2, 4, 16))

@@ -57,9 +57,44 @@ def test_a_schedule_overrides_the_thresholds() -> None:
     assert config.make_rule() == ScheduledRule.parse("off")
 
 
+def test_goodput_needs_no_threshold_and_speculates_until_times_are_known() -> None:
+    config = read(POLICY="goodput", DWELL_STEPS="8", CACHE="/c", TIMES="/t.json")
+    assert config == Config(None, None, 8, policy="goodput", cache="/c", times="/t.json")
+    assert config.measures
+    assert config.make_rule() == ScheduledRule.parse("on")
+    assert config.asked_by == "--speculative-switch-policy goodput"
+
+
+def test_a_forced_schedule_needs_no_step_times() -> None:
+    config = read(POLICY="goodput", SCHEDULE="off")
+    assert config is not None
+    assert not config.measures
+    assert config.make_rule() == ScheduledRule.parse("off")
+
+
+def test_the_threshold_is_the_default_policy() -> None:
+    assert read(POLICY="threshold", DISABLE_BATCH_THRESHOLD="8") == read(
+        DISABLE_BATCH_THRESHOLD="8"
+    )
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"POLICY": "fastest"}, "--speculative-switch-policy must be threshold or goodput"),
+        (
+            {"DISABLE_BATCH_THRESHOLD": "5", "TIMES": "t"},
+            "SGLANG_SPEC_SWITCH_TIMES has no effect without --speculative-switch-policy goodput",
+        ),
+        ({"POLICY": "threshold"}, "--speculative-switch-policy has no effect without"),
+        (
+            {"POLICY": "goodput", "DISABLE_BATCH_THRESHOLD": "5"},
+            "--speculative-disable-batch-threshold belongs to .* Remove one of them",
+        ),
+        (
+            {"POLICY": "goodput", "ENABLE_BATCH_THRESHOLD": "5"},
+            "--speculative-enable-batch-threshold belongs to",
+        ),
         ({"DISABLE_BATCH_THRESHOLD": "-1"}, "--speculative-disable-batch-threshold .* not '-1'"),
         ({"DISABLE_BATCH_THRESHOLD": "five"}, "--speculative-disable-batch-threshold .* whole"),
         (

@@ -1,10 +1,9 @@
 from pathlib import Path
 
 from sglang_patch.adapters.exporter import COUNTERS, GAUGES
-from sglang_patch.config import SETTINGS
+from sglang_patch.config import SETTINGS, Config
 from sglang_patch.hooks import TABLE, Kind
-from sglang_patch.rule import Mode
-from sglang_patch.telemetry import Telemetry
+from sglang_patch.switch import Switch
 
 TEXT = (Path(__file__).parents[3] / "docs" / "engine.md").read_text()
 
@@ -29,10 +28,9 @@ def test_every_hook_is_documented_with_its_process_and_reason() -> None:
 
 
 def test_every_figure_of_the_load_metrics_is_documented() -> None:
-    telemetry = Telemetry()
-    telemetry.started(Mode.ON)
-    listed = TEXT[TEXT.index("`state, mode") :].split("`", 2)[1].replace("\n", " ").split(", ")
-    assert set(telemetry.summary(1)) < set(listed)
+    switch = Switch(Config(8, 6), clock=lambda: 0.0)
+    listed = TEXT[TEXT.index("`policy, state") :].split("`", 2)[1].replace("\n", " ").split(", ")
+    assert set(switch.snapshot()) == set(listed)
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:

@@ -5,9 +5,10 @@ from prometheus_client import REGISTRY, generate_latest
 
 from sglang_patch.adapters.exporter import Exporter
 from sglang_patch.config import Config
-from sglang_patch.rule import Mode
+from sglang_patch.rule import SHARE_STEPS, Mode
 from sglang_patch.switch import ARMED_STEPS_MAX, Switch
 from sglang_patch.telemetry import SYNCS
+from tests.unit.sglang_patch.goodput_rig import Bench, make_rule
 
 
 @pytest.fixture
@@ -63,6 +64,17 @@ def test_a_switch_without_effect_is_broken(exporter: Exporter) -> None:
         exporter.export(switch)
         seen.append(shown("broken"))
     assert seen == [0] * ARMED_STEPS_MAX + [1]
+
+
+def test_what_goodput_reckons_with_is_exported(exporter: Exporter) -> None:
+    bench = Bench(make_rule())
+    exporter.export(bench.switch)
+    assert shown("break_even") is None
+    bench.run(2 * SHARE_STEPS, running=64)
+    exporter.export(bench.switch)
+    assert shown("break_even") == pytest.approx(0.0107 / 0.0066, rel=0.01)
+    assert shown("estimated_step_seconds", mode="on") == pytest.approx(0.0107, rel=0.01)
+    assert shown("accept_length", batch="64") == pytest.approx(2.2, rel=0.01)
 
 
 def test_state_is_one_hot(exporter: Exporter) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_patch.config import Config
-from sglang_patch.rule import Mode, ScheduledRule
+from sglang_patch.config import GOODPUT, Config
+from sglang_patch.rule import SHARE_STEPS, Mode, ScheduledRule
 from sglang_patch.switch import ARMED_STEPS_MAX, State, Switch
+from tests.unit.sglang_patch.goodput_rig import make_rule
 
 CONFIG = Config(disable_above=4, enable_at=3, dwell_steps=2)
+GOODPUT_CONFIG = Config(None, None, policy=GOODPUT)
 
 
 def ticking(step_s: float) -> Callable[[], float]:
@@ -33,6 +35,60 @@ def test_ranks_with_different_clocks_decide_alike() -> None:
     decisions = [[decide(rank, size, step) for step, size in enumerate(sizes)] for rank in ranks]
     assert decisions[0] == decisions[1]
     assert {Mode.ON, Mode.OFF} == set(decisions[0])
+
+
+def test_ranks_that_learn_from_different_clocks_decide_by_the_first_ones() -> None:
+    """The second rank's own clock would have it switch off for good."""
+    draw = random.Random(1)
+    shared: list[object] = []
+
+    def lead(learnt: object) -> object:
+        shared.append(learnt)
+        return learnt
+
+    ranks = [
+        Switch(GOODPUT_CONFIG, ticking(0.01), rank=0, share=lead),
+        Switch(GOODPUT_CONFIG, lambda: draw.random() * 100, rank=1, share=lambda _: shared[-1]),
+    ]
+    for rank in ranks:
+        rank.follow(make_rule())
+    modes: list[list[Mode]] = [[], []]
+    for step in range(20 * SHARE_STEPS):
+        running = 1 + step // 50 % 256
+        for rank, seen in zip(ranks, modes, strict=True):
+            mode = decide(rank, running, step)
+            seen.append(mode)
+            drawn = 2 * running if rank.rank == 0 else draw.randrange(running, 5 * running)
+            rank.finished(mode, running, drawn, graph_missed=False)
+    assert modes[0] == modes[1]
+    assert {Mode.ON, Mode.OFF} == set(modes[0])
+    assert len(shared) == 20
+    assert ranks[0].estimates() == ranks[1].estimates()
+
+
+def test_without_sharing_these_ranks_would_differ() -> None:
+    draw = random.Random(1)
+    ranks = [
+        Switch(GOODPUT_CONFIG, ticking(0.01)),
+        Switch(GOODPUT_CONFIG, lambda: draw.random() * 100),
+    ]
+    for rank in ranks:
+        rank.follow(make_rule())
+    modes = [
+        [decide(rank, 1 + step // 50 % 256, step) for step in range(20 * SHARE_STEPS)]
+        for rank in ranks
+    ]
+    assert modes[0] != modes[1]
+
+
+def test_another_rule_counts_anew() -> None:
+    switch = Switch(CONFIG, clock=ticking(1))
+    decide(switch, 9)
+    assert switch.off
+    switch.follow(make_rule())
+    assert not switch.off
+    assert switch.telemetry.steps == 0
+    assert switch.estimates() is None
 
 
 def test_becomes_active_when_the_worker_has_run() -> None:

@@ -1,7 +1,8 @@
 import pytest
 
+from sglang_patch.estimates import bucket
 from sglang_patch.rule import Mode
-from sglang_patch.telemetry import Telemetry, bucket
+from sglang_patch.telemetry import Telemetry
 
 
 @pytest.mark.parametrize(
