@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from router.core.admission import Priority
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
@@ -146,6 +147,7 @@ def _state(parts: Parts) -> dict[str, Any]:
             }
             for server in settings.servers
         ],
+        "queue": {priority: parts.metrics.waiting(priority) for priority in Priority},
         "parity_warnings": parts.prober.parity_warnings,
         "layout_warning": parts.learning.layout_warning,
         "oldest_request_s": parts.ledger.oldest_age_s(now),
@@ -173,6 +175,7 @@ def _health(health: ServerHealth, now: float) -> dict[str, Any]:
     return {
         "state": health.state,
         "up": health.up,
+        "breaker": health.breaker.state,
         "state_age_s": None if health.since is None else round(now - health.since, 3),
         "last_token_age_s": None if token_at is None else round(now - token_at, 3),
         "last_error": health.last_error,

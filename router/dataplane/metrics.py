@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from router.core.admission import Priority, Waited
 from router.core.health import ServerHealth
 from router.core.ledger import Ledger
 from router.core.types import Phase, Policy, Role, ServerSpec
@@ -197,6 +198,9 @@ class Metrics(Collector):
             (),
             LAG_BUCKETS_S,
         )
+        for priority in Priority:
+            for waited in Waited:  # a rate needs the zero before the first one
+                self.queue_requests.add((priority.value, waited.value), 0)
         self._events = (
             self.requests, self.responses, self.decisions, self.retries, self.tokens,
             self.ttft, self.gaps, self.durations, self.overhead, self.lag, self.queue_requests,
@@ -213,6 +217,10 @@ class Metrics(Collector):
     def first_tokens(self, server: str) -> tuple[int, float]:
         """Return how many streams of `server` had a first token, and the sum of their TTFT in s."""
         return self.ttft.totals(self._labels[server])
+
+    def waiting(self, priority: Priority) -> int:
+        """Return how many requests of a class wait for room."""
+        return self._sources.admission.depth(priority)
 
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request."""

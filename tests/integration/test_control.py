@@ -197,6 +197,8 @@ async def test_what_it_did_is_in_log_metrics_state_and_decisions(tmp_path: Path)
             state = (await client.get("/crossover/state")).json()
             assert state["policy"]["name"] == "threshold"
             assert [server["context_length"] for server in state["servers"]] == [8192, 8192]
+            assert [server["breaker"] for server in state["servers"]] == ["closed", "closed"]
+            assert state["queue"] == {"interactive": 0, "batch": 0}
             assert "hunter2" not in json.dumps(state) + metrics
             assert any("max_running_requests" in warning for warning in state["parity_warnings"])
         assert await made.terminate() == 0
