@@ -1,5 +1,5 @@
 """Counts what the CPU launches in one OFF step, outside of the models' forwards, with and without
-direct steps, and in a plain decode step:
+direct steps, with a deferred draft sync, and in a plain decode step:
 
     PYTHONPATH=tests/engine/cpu:. python -m cpu_engine.models MODELS
     PYTHONPATH=tests/engine/cpu:. python -m tests.engine.harness.launches MODELS
@@ -23,9 +23,11 @@ from tests.engine.harness.scenario import CHAIN_V1, CHAIN_V2, PLAIN, TREE, Engin
 
 SILENT = ("empty", "empty_like", "empty_strided", "new_empty", "detach", "alias")
 WAITS = ("tolist", "item", "cpu")
+STOCK, DIRECT, DEFERRED = "stock verification", "direct", "direct, deferred sync"
 ARMS = [
-    (PLAIN, True),
-    *((e, direct) for e in (TREE, CHAIN_V1, CHAIN_V2) for direct in (False, True)),
+    (PLAIN, ""),
+    *((engine, kind) for engine in (TREE, CHAIN_V1, CHAIN_V2) for kind in (STOCK, DIRECT)),
+    (CHAIN_V2, DEFERRED),
 ]
 
 
@@ -107,15 +109,19 @@ class Holder:
         self.run = run
 
 
-def measure(engine: Engine, direct: bool, models: Path) -> tuple[float, float]:
-    """Return the median launches and reads of a decode step, from its launch to the next one's."""
+def measure(engine: Engine, kind: str, models: Path) -> tuple[float, float, float]:
+    """Return the median and mean launches and the median reads of a decode step, from its launch to
+    the next one's.
+    """
     if engine != PLAIN:
         os.environ["SGLANG_SPEC_SWITCH_SCHEDULE"] = "off"
+    if kind == DEFERRED:
+        os.environ["SGLANG_SPEC_SWITCH_DRAFT_SYNC"] = "deferred"
     from tests.engine.harness.scheduling import Conversation, Trace, build_scheduler
 
     scheduler = build_scheduler(engine, models)
     os.environ["SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"] = "0"
-    if not direct:
+    if kind == STOCK:
         from sglang_patch.adapters import eagle_v1, eagle_v2
 
         eagle_v1.is_direct = eagle_v2.is_direct = lambda batch: False
@@ -132,15 +138,16 @@ def measure(engine: Engine, direct: bool, models: Path) -> tuple[float, float]:
     with ledger.mode():
         Conversation(scheduler, LONG, Trace(None)).run()
     steps = [(one, other) for one, other in pairwise(starts) if one[0] and other[0]]
-    launches = statistics.median(other[1] - one[1] for one, other in steps)
-    return launches, statistics.median(other[2] - one[2] for one, other in steps)
+    launches = [other[1] - one[1] for one, other in steps]
+    reads = statistics.median(other[2] - one[2] for one, other in steps)
+    return statistics.median(launches), statistics.mean(launches), reads
 
 
-def report(engine: Engine, direct: bool, models: Path) -> None:
+def report(engine: Engine, kind: str, models: Path) -> None:
     """Measure in this process and print a line."""
-    launches, reads = measure(engine, direct, models)
-    kind = "" if engine == PLAIN else "direct" if direct else "stock verification"
-    print(f"{engine.name:20}{kind:20}{launches:8.0f} launches{reads:6.0f} reads", flush=True)
+    median, mean, reads = measure(engine, kind, models)
+    figures = f"{median:8.0f} launches (mean {mean:.1f}){reads:6.0f} reads"
+    print(f"{engine.name:20}{kind:24}{figures}", flush=True)
 
 
 if __name__ == "__main__":
