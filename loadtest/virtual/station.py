@@ -102,6 +102,5 @@ class Station:
         return EngineReport(
             running=engine.num_running,
             queued=len(engine.waiting),
-            generated_tokens_total=engine.totals.output_tokens,
             switch=engine.report() if isinstance(engine, SwitchingEngine) else None,
         )

@@ -140,14 +140,13 @@ class SwitchReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """An engine's own counts at one moment: sequences, and tokens since it started. None: not told.
+    """An engine's own counts of sequences at one moment. None: not told.
 
     Sequences of other clients are in them, which the router's own count cannot know.
     """
 
     running: int | None = None
     queued: int | None = None
-    generated_tokens_total: int | None = None
     switch: SwitchReport | None = None
 
 
