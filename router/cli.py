@@ -131,6 +131,15 @@ def _check_config(arguments: Sequence[str]) -> int:
     return EXIT_OK
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    from router.doctor import main as doctor
+
+    parser = _parser("doctor")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    resolved, options = _resolve(parser, arguments)
+    return doctor(resolved.settings, as_json=options.json)
+
+
 def _run(resolved: Resolved) -> int:
     """Serve until a signal."""
     from router.dataplane.app import create_app
@@ -273,6 +282,7 @@ def _resolve(parser: _Parser, arguments: Sequence[str]) -> tuple[Resolved, argpa
 _COMMANDS: Mapping[str, _Command] = {
     "serve": _Command("run the router", _serve),
     "check-config": _Command("check the settings, and exit", _check_config),
+    "doctor": _Command("look at the servers, and say what to change", _doctor),
     "status": _Command("show a running router: its servers, what it has learnt, a plot", _status),
     "demo": _Command("two simulated servers, the router, a load that rises and falls", _demo),
 }

@@ -82,7 +82,11 @@ class EngineApi:
 
     async def post_json(self, server: ServerSpec, path: str, content: object) -> dict[str, Any]:
         """Return the object that the body of a 200 answer to a JSON body is."""
-        return _object(await self._answer(server, "POST", path, content), f"POST {path}")
+        return _object(await self.post(server, path, content), f"POST {path}")
+
+    async def post(self, server: ServerSpec, path: str, content: object) -> bytes:
+        """Return the body of a 200 answer to a JSON body."""
+        return await self._answer(server, "POST", path, content)
 
     async def _answer(
         self, server: ServerSpec, method: str, path: str, content: object = None
