@@ -112,6 +112,8 @@ class VocabularyReader:
         ]
         known = next((vocabulary for vocabulary in others if vocabulary is not None), None)
         self._models[server.name].use(known)
+        if known is not None:
+            _tell(server, known)
         return _Reading(model, done=known is not None)
 
     async def _read_batch(self, server: ServerSpec, api: EngineApi, reading: _Reading) -> None:
@@ -148,7 +150,11 @@ class VocabularyReader:
         # Half a second of work, which streams would wait for.
         vocabulary = await asyncio.to_thread(Vocabulary, tokens)
         self._models[server.name].use(vocabulary)
-        _log.info("server %s has a vocabulary of %d tokens", server.name, vocabulary.size)
+        _tell(server, vocabulary)
+
+
+def _tell(server: ServerSpec, vocabulary: Vocabulary) -> None:
+    _log.info("server %s has a vocabulary of %d tokens", server.name, vocabulary.size)
 
 
 def _is_token(text: object) -> bool:
