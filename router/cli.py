@@ -122,7 +122,7 @@ def _serve(arguments: Sequence[str]) -> int:
     if options.print_config:
         print(printed(resolved), end="")
         return EXIT_OK
-    return _run(resolved)
+    return _run(resolved, lambda: _resolve(parser, arguments)[0])
 
 
 def _check_config(arguments: Sequence[str]) -> int:
@@ -140,11 +140,12 @@ def _doctor(arguments: Sequence[str]) -> int:
     return doctor(resolved.settings, as_json=options.json)
 
 
-def _run(resolved: Resolved) -> int:
-    """Serve until a signal."""
+def _run(resolved: Resolved, load: Callable[[], Resolved]) -> int:
+    """Serve until a signal. `load` reads the settings again."""
     from router.dataplane.app import create_app
     from router.dataplane.listener import BindError, address_of, bind, serve
     from router.dataplane.logs import configure
+    from router.dataplane.reload import Reloader
 
     settings = resolved.settings
     try:
@@ -160,7 +161,10 @@ def _run(resolved: Resolved) -> int:
                 log.warning(warning)
             app = create_app(settings, log_lines_dropped=lambda: handler.dropped_lines)
             line = f"listening on {address_of(sock, settings.security.tls)}: {_summary(settings)}"
-            came_up = serve(app, sock, lambda: log.info(line), settings.security.tls)
+            reloader = Reloader(resolved, load, app.in_force, app.configure)
+            came_up = serve(
+                app, sock, lambda: log.info(line), reloader.request, settings.security.tls
+            )
         finally:
             logging.getLogger().removeHandler(handler)
             handler.close()

@@ -5,7 +5,7 @@ The only place that reads the settings file and the environment.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from router import server_list
 from router.core.admission import Limits, Room
 from router.core.calibration import Calibration, CalibrationError
-from router.core.policy import make_policy
+from router.core.policy import make_policy, missing_role, usable_policies
 from router.core.types import Layout, Objective, Role, ServerSpec
 from router.options import ENV_PREFIX, OPTIONS, Option
 from router.problems import SettingsError, not_allowed, unknown
@@ -26,13 +26,6 @@ DEFAULT_ORIGIN = "default"
 
 _URL_KEYS: Mapping[Role, str] = {role: f"{role}_url" for role in Role}
 _SERVER_SOURCES = (server_list.SERVERS, *_URL_KEYS.values())
-# Policies that steer between the roles need both; the others of this table, the role in their name.
-_ROLES_OF_POLICY = {
-    "threshold": tuple(Role),
-    "split": tuple(Role),
-    "spec-only": (Role.SPEC,),
-    "base-only": (Role.BASE,),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +59,74 @@ def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> R
     return Resolved(settings, draft.values, draft.origins, access)
 
 
+@dataclass(frozen=True, slots=True)
+class LiveChange:
+    """What reading the settings again leads to, and in words what has changed and what cannot."""
+
+    resolved: Resolved
+    changed: Sequence[str]
+    kept: Sequence[str]
+
+
+def changed_live(old: Resolved, new: Resolved) -> LiveChange:
+    """Return `old` with what of `new` can change while requests run.
+
+    SettingsError if that makes no sense together.
+    """
+    values, origins = dict(old.values), dict(old.origins)
+    changed: list[str] = []
+    kept = _kept_by_content(old.settings, new.settings)
+    for option in OPTIONS:
+        before, after = old.values[option.name], new.values[option.name]
+        if option.live:
+            values[option.name], origins[option.name] = after, new.origins[option.name]
+            if before != after:
+                where = new.origins[option.name]
+                changed.append(f"{option.name} {_told(before)} -> {_told(after)} ({where})")
+        elif before != after:
+            kept.append(f"{_named(option, new.origins[option.name])} {_NEEDS_RESTART}")
+    settings = old.settings
+    problems = _role_problems(values, origins, {server.role for server in settings.servers})
+    if problems:
+        raise SettingsError([f"{problem} (servers {_NEEDS_RESTART})" for problem in problems])
+    made = _settings(values, settings.servers, settings.security, settings.calibration)
+    return LiveChange(replace(old, settings=made, values=values, origins=origins), changed, kept)
+
+
+_NEEDS_RESTART = "cannot change without a restart, and stays as it was"
+
+
+def _kept_by_content(old: Settings, new: Settings) -> list[str]:
+    """Name what is no option of its own, or the content of a file."""
+    parts = {
+        "servers": old.servers != new.servers,
+        "keys, certificates and origins": old.security != new.security,
+        "what the calibration file says": old.calibration != new.calibration,
+    }
+    return [f"{part} {_NEEDS_RESTART}" for part, differs in parts.items() if differs]
+
+
+def _named(option: Option, origin: str) -> str:
+    """Return an option with where it is from; a place in a file ends with the name already."""
+    return origin if origin.endswith(f" {option.name}") else f"{origin}: {option.name}"
+
+
+def _told(value: object) -> str:
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _role_problems(
+    values: Mapping[str, Any], origins: Mapping[str, str], roles: set[Role]
+) -> list[str]:
+    policy = values["policy"]
+    missing = missing_role(policy, roles)
+    if missing is None:
+        return []
+    usable = ", ".join(usable_policies(roles))
+    what = f"{policy!r} needs a {missing} server and there is none, expected one of {usable}"
+    return [f"{origins['policy']} policy: {what}"]
+
+
 def _settings(
     values: Mapping[str, Any],
     servers: Sequence[ServerSpec],
@@ -93,6 +154,8 @@ def _settings(
         body_limit_bytes=values["body_limit_mb"] * 2**20,
         admission=_admission(values),
         keepalive_s=values["keepalive_s"],
+        drain_timeout_s=values["drain_timeout_s"],
+        allow_target=values["allow_target"],
         probe_interval_s=values["probe_interval_s"],
         log_format=values["log_format"],
         log_level=values["log_level"],
@@ -247,15 +310,9 @@ class _Draft:
             )
 
     def _check_roles(self, roles: set[Role]) -> None:
-        policy = self.values["policy"]
-        missing = [role for role in _ROLES_OF_POLICY.get(policy, ()) if role not in roles]
         # While the servers themselves are in doubt, what they lack says nothing.
-        if missing and roles and not self._bad.intersection(("policy", *_SERVER_SOURCES)):
-            usable = [name for name, needed in _ROLES_OF_POLICY.items() if roles.issuperset(needed)]
-            self.problems.append(
-                f"{self.origins['policy']} policy: {policy!r} needs a {missing[0]} server and there"
-                f" is none, expected one of {', '.join((*usable, 'least-inflight', 'marginal'))}"
-            )
+        if roles and not self._bad.intersection(("policy", *_SERVER_SOURCES)):
+            self.problems.extend(_role_problems(self.values, self.origins, roles))
 
     def _check_thresholds(self) -> None:
         if self._bad.intersection(("threshold", "threshold_down", "policy")):

@@ -18,7 +18,8 @@ ENV_PREFIX = "CROSSOVER_"
 class Option:
     """One thing that can be set. `name` is its YAML key; flag and variable follow from it.
 
-    Some are no key of the file, and a secret is not even a flag: all could see it.
+    Some are no key of the file, and a secret is not even a flag: all could see it. What is `live`
+    can change while requests run.
     """
 
     name: str
@@ -90,12 +91,13 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.layout,
         "whether the servers run on the same GPUs or on different ones",
     ),
-    Option("policy", OneOf(POLICIES), _DEFAULT.policy, "how a server is chosen"),
+    Option("policy", OneOf(POLICIES), _DEFAULT.policy, "how a server is chosen", live=True),
     Option(
         "objective",
         OneOf(tuple(Objective)),
         _DEFAULT.objective,
         "what policy marginal makes least: summed time per token, lost token rate, own latency",
+        live=True,
     ),
     Option(
         "calibration",
@@ -114,6 +116,7 @@ OPTIONS: tuple[Option, ...] = (
         Whole(0, 100_000),
         _DEFAULT.threshold,
         "most sequences in flight that still go to a spec server",
+        live=True,
     ),
     Option(
         "threshold_down",
@@ -121,8 +124,11 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.threshold_down,
         "back to spec at or below this",
         default_text=f"{DOWN_SHARE:g} x threshold",
+        live=True,
     ),
-    Option("dwell_s", Seconds(0, 3600), _DEFAULT.dwell_s, "least time between two switches"),
+    Option(
+        "dwell_s", Seconds(0, 3600), _DEFAULT.dwell_s, "least time between two switches", live=True
+    ),
     Option(
         "host", Text("a host name or an address", "HOST"), _DEFAULT.host, "address to listen on"
     ),
@@ -132,18 +138,21 @@ OPTIONS: tuple[Option, ...] = (
         Seconds(0.1, 300),
         _DEFAULT.timeouts.connect_s,
         "to connect to a server",
+        live=True,
     ),
     Option(
         "first_byte_timeout_s",
         Seconds(1, _DAY_S),
         _DEFAULT.timeouts.first_byte_s,
         "from a request to the first byte of its answer: queue and prefill",
+        live=True,
     ),
     Option(
         "idle_timeout_s",
         Seconds(1, _DAY_S),
         _DEFAULT.timeouts.idle_s,
         "between two chunks of an answer, or of a request",
+        live=True,
     ),
     Option(
         "body_limit_mb",
@@ -220,12 +229,28 @@ OPTIONS: tuple[Option, ...] = (
         Seconds(0, 3600),
         _DEFAULT.keepalive_s,
         "how long an idle connection to a server is kept; SGLang closes at 5",
+        live=True,
     ),
     Option(
         "probe_interval_s",
         Seconds(1, 3600),
         _DEFAULT.probe_interval_s,
         "between probes of a server that is up",
+        live=True,
+    ),
+    Option(
+        "drain_timeout_s",
+        Seconds(0, _DAY_S),
+        _DEFAULT.drain_timeout_s,
+        "how long what is under way at SIGTERM may take to end",
+        live=True,
+    ),
+    Option(
+        "allow_target",
+        YesNo(),
+        _DEFAULT.allow_target,
+        "whether clients may name a server in x-crossover-target; the admin key always may",
+        live=True,
     ),
     Option(
         "log_format",
@@ -234,7 +259,11 @@ OPTIONS: tuple[Option, ...] = (
         "auto: text on a terminal, else JSON",
     ),
     Option(
-        "log_level", OneOf(_WORDS_LOG_LEVEL), _DEFAULT.log_level, "least severe log lines to write"
+        "log_level",
+        OneOf(_WORDS_LOG_LEVEL),
+        _DEFAULT.log_level,
+        "least severe log lines to write",
+        live=True,
     ),
     Option(
         "client_keys_file",

@@ -110,6 +110,8 @@ class Settings:
     body_limit_bytes: int = 64 * 2**20
     admission: Admission = field(default_factory=Admission)
     keepalive_s: float = 2.0
+    drain_timeout_s: float = 30.0
+    allow_target: bool = False
     probe_interval_s: float = 30.0
     log_format: str = "auto"
     log_level: str = "info"

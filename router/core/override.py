@@ -12,10 +12,11 @@ from router.core.types import Decision, Policy, Reason, RequestShape, Role, Serv
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A policy for a while: until `until`, monotonic seconds."""
+    """A policy for a while: until `until`, monotonic seconds. `threshold` is that of the policy."""
 
     policy: Policy
     until: float
+    threshold: int | None = None
 
 
 class PolicyInForce:

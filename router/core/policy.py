@@ -14,7 +14,7 @@ If no server of the wanted role can take the request, the other role does: a dec
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -190,6 +190,25 @@ _MAKERS: Mapping[str, Callable[[_Settings], Policy]] = MappingProxyType(
     }
 )
 POLICIES: tuple[str, ...] = tuple(_MAKERS)
+# Policies that steer between the roles need both; those with a role in their name, that one.
+_ROLES_NEEDED: Mapping[str, tuple[Role, ...]] = MappingProxyType(
+    {
+        "threshold": tuple(Role),
+        "split": tuple(Role),
+        "spec-only": (Role.SPEC,),
+        "base-only": (Role.BASE,),
+    }
+)
+
+
+def missing_role(name: str, roles: Collection[Role]) -> Role | None:
+    """Return a role that the policy called `name` cannot do without and that is not in `roles`."""
+    return next((role for role in _ROLES_NEEDED.get(name, ()) if role not in roles), None)
+
+
+def usable_policies(roles: Collection[Role]) -> list[str]:
+    """Return the policies that servers of these roles are enough for."""
+    return [name for name in POLICIES if missing_role(name, roles) is None]
 
 
 def make_policy(

@@ -74,9 +74,16 @@ class Steering:
         self._cutters = {server.name: WindowCutter() for server in servers}
 
     def decide(
-        self, shape: RequestShape, now: float, exclude: Collection[str] = frozenset()
+        self,
+        shape: RequestShape,
+        now: float,
+        exclude: Collection[str] = frozenset(),
+        why: Reason | None = None,
     ) -> Decision | None:
-        """Choose a server that is not in `exclude`; None if there is none, or none has room."""
+        """Choose a server that is not in `exclude`; None if there is none, or none has room.
+
+        `why` is the reason if it is not the policy's own: what has led to `exclude`.
+        """
         loads = self._ledger.loads()
         able = self._able(loads, exclude)
         if not able:
@@ -94,12 +101,22 @@ class Steering:
         decision = self.policy.choose(shape, candidates, loads, now)
         if decision.reason is Reason.ONLY_SERVER and len(fitting) < len(able):
             decision = replace(decision, reason=Reason.CONTEXT_LENGTH)
+        if why is not None:
+            decision = replace(decision, reason=why)
         self.recent.append(DecisionRecord(now, decision, loads))
         return decision
 
     def serves(self, exclude: Collection[str] = frozenset()) -> bool:
         """Whether there is any server for a request that may not go to `exclude`, room or not."""
         return bool(self._able(self._ledger.loads(), exclude))
+
+    def held_back(self, exclude: Collection[str] = frozenset()) -> list[str]:
+        """Return the servers that could take a request if they were not drained."""
+        return [
+            name
+            for name in self._cutters
+            if name in self.drained and name not in exclude and self._health[name].up
+        ]
 
     def observe(self, now: float, output_tokens: Mapping[str, float]) -> None:
         """Learn from what has happened since the last call. Called about every 0.25 s.

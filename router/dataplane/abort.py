@@ -31,6 +31,7 @@ class Aborter:
     def __init__(self, *, concurrent_max: int = CONCURRENT_MAX, pending_max: int = PENDING_MAX):
         self._slots = asyncio.Semaphore(concurrent_max)
         self._pending_max = pending_max
+        self._patience_s = TIMEOUT_S
         self._tasks: set[asyncio.Task[None]] = set()
         self.sent = 0
         self.failed = 0
@@ -56,7 +57,15 @@ class Aborter:
     async def aclose(self) -> None:
         """Give the aborts under way one timeout to be heard, and drop the rest."""
         if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=TIMEOUT_S)
+            await asyncio.wait(tuple(self._tasks), timeout=self._patience_s)
+        self._drop()
+
+    def hurry(self) -> None:
+        """Drop the aborts under way, and let `aclose` wait for none."""
+        self._patience_s = 0.0
+        self._drop()
+
+    def _drop(self) -> None:
         for task in tuple(self._tasks):
             task.cancel()
 

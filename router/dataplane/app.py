@@ -9,30 +9,37 @@ from router.core.admission import Priority
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
+from router.core.override import PolicyInForce
 from router.core.policy import make_policy
 from router.core.steering import Steering
 from router.core.tokens import TokenModel
-from router.core.types import ServerSpec
+from router.core.types import Policy, ServerSpec
 from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.auth import Guard, by_server
-from router.dataplane.control import TO_ALL, Parts, create_control
+from router.dataplane.control import TO_ALL, create_control
 from router.dataplane.cors import Cors
 from router.dataplane.door import Door
 from router.dataplane.engine_loads import LoadPoller
 from router.dataplane.learning import Learning, Memory
-from router.dataplane.logs import log_request
+from router.dataplane.lifecycle import Lifecycle, Stage
+from router.dataplane.logs import log_request, set_level
 from router.dataplane.loop_lag import LoopLag
 from router.dataplane.metrics import Metrics, Sources
+from router.dataplane.operations_metrics import OperationsSources
+from router.dataplane.parts import Parts
 from router.dataplane.probe import Prober
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
+from router.dataplane.reload import InForce
 from router.dataplane.server import Upstream
 from router.dataplane.state_file import StateFile
 from router.dataplane.steering_metrics import SteeringSources
 from router.dataplane.upstream import Pool
 from router.dataplane.vocabularies import VocabularyReader
 from router.settings import Access, Settings
+
+_log = logging.getLogger("crossover")
 
 
 class _Observer:
@@ -62,6 +69,8 @@ class CrossoverApp:
     ) -> None:
         self.parts = parts
         self.relay = relay
+        self.in_force = parts.in_force
+        self.lifecycle = parts.lifecycle
         self._prober = prober
         self._vocabularies = vocabularies
         self._lag = lag
@@ -76,6 +85,29 @@ class CrossoverApp:
             await self._live(receive, send)
         else:
             await send({"type": "websocket.close", "code": 1003})
+
+    def configure(self, settings: Settings) -> None:
+        """Put settings in force: those that are live, the others are as before."""
+        parts, before = self.parts, self.in_force.settings
+        if _policy_part(settings) != _policy_part(before):
+            parts.policy.configure(_policy(settings, parts.learner))
+        self.relay.configure(_relay_limits(settings))
+        for pool in self.relay.pools:
+            pool.configure(settings.timeouts.connect_s, settings.keepalive_s)
+        self._prober.interval_s = settings.probe_interval_s
+        if settings.log_level != before.log_level:
+            set_level(settings.log_level)
+        self.in_force.settings = settings
+
+    def stop(self) -> None:
+        """Take a signal to stop: refuse new work, or if it is not the first, wait for nothing."""
+        if self.lifecycle.stop() is Stage.DRAINING:
+            timeout_s = self.in_force.settings.drain_timeout_s
+            calls = len(self.relay.calls)
+            _log.info("stopping: %d requests under way have %g s to end", calls, timeout_s)
+        else:
+            _log.info("stopping at once")
+            self.relay.hurry()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -108,14 +140,9 @@ def create_app(
     health = {server.name: ServerHealth() for server in servers}
     memory = _memory(settings)
     learner = Learner(servers, layout=settings.layout, calibration=memory.known)
-    policy = make_policy(
-        settings.policy,
-        threshold=settings.threshold,
-        threshold_down=settings.threshold_down,
-        dwell_s=settings.dwell_s,
-        learner=learner,
-        objective=settings.objective,
-    )
+    policy = PolicyInForce(_policy(settings, learner))
+    in_force = InForce(settings)
+    lifecycle = Lifecycle()
     steering = Steering(servers, policy, ledger, health, learner=learner)
     security = settings.security
     credentials = by_server(security.access, health)
@@ -165,6 +192,7 @@ def create_app(
             version=__version__,
             aborts=aborts,
             log_lines_dropped=log_lines_dropped,
+            operations=OperationsSources(in_force, policy, steering.drained),
         )
     )
     relay = Relay(
@@ -172,15 +200,50 @@ def create_app(
         steering,
         ledger,
         _Observer(metrics),
-        RelayLimits(settings.timeouts, settings.body_limit_bytes, admission=settings.admission),
-        door=Door(Guard(security.client_keys, security.admin_key), Cors(security.cors_origins)),
+        _relay_limits(settings),
+        door=Door(
+            Guard(security.client_keys, security.admin_key),
+            Cors(security.cors_origins),
+            lifecycle,
+        ),
         clock=clock,
     )
     parts = Parts(
-        settings, ledger, health, steering, learner, learning, prober, poller, metrics, clock,
-        __version__,
+        in_force, lifecycle, ledger, health, policy, steering, learner, learning, prober, poller,
+        metrics, clock, __version__,
     )  # fmt: skip
     return CrossoverApp(relay, prober, vocabularies, LoopLag(metrics.lag.observer(())), parts)
+
+
+def _policy(settings: Settings, learner: Learner) -> Policy:
+    return make_policy(
+        settings.policy,
+        threshold=settings.threshold,
+        threshold_down=settings.threshold_down,
+        dwell_s=settings.dwell_s,
+        learner=learner,
+        objective=settings.objective,
+    )
+
+
+def _policy_part(settings: Settings) -> tuple[object, ...]:
+    """What a policy is made of: as long as that stays, so does its state."""
+    return (
+        settings.policy,
+        settings.threshold,
+        settings.threshold_down,
+        settings.dwell_s,
+        settings.objective,
+    )
+
+
+def _relay_limits(settings: Settings) -> RelayLimits:
+    return RelayLimits(
+        settings.timeouts,
+        settings.body_limit_bytes,
+        admission=settings.admission,
+        allow_target=settings.allow_target,
+    )
 
 
 def _memory(settings: Settings) -> Memory:

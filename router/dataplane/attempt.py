@@ -148,6 +148,11 @@ class Attempt:
         return self._upstream.spec.name
 
     @property
+    def response_id(self) -> str | None:
+        """The id of the response object that the engine makes, None if it is not known."""
+        return self._rid if self.inbound.route.rid_key == "request_id" else None
+
+    @property
     def first_token_at(self) -> float | None:
         """When the first token came, None if none did."""
         return self._lease.first_token_at
@@ -169,6 +174,10 @@ class Attempt:
         """Read on."""
         if self._exchange is not None:
             self._exchange.resume()
+
+    def last_words(self, reply: ErrorReply) -> bytes:
+        """Return how to tell the client of an error in the middle of its stream, if it has one."""
+        return b"" if self._exchange is None else self._exchange.last_words(reply)
 
     def abandon(self, outcome: Outcome) -> None:
         """Stop at once: nobody waits for the answer."""

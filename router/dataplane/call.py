@@ -9,9 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from router.core.types import Decision, Outcome
+from router.core.types import Decision, Outcome, Reason
 from router.dataplane import errors
 from router.dataplane.attempt import Attempt, Inbound
 from router.dataplane.cycle import Cycle
@@ -23,6 +24,8 @@ from router.dataplane.record import RequestRecord
 logger = logging.getLogger(__name__)
 
 _CLIENT_LEFT = 499
+
+T = TypeVar("T")
 
 
 class Host(Protocol):
@@ -82,14 +85,15 @@ _BEFORE = (_Stage.QUEUED, _Stage.READING)
 class Call:
     """One request, and what is learnt of it.
 
-    `refused` are servers that it may not be sent to (again); `pinned`: it may go to one only.
+    `refused` are servers that it may not be sent to (again), `why` the reason if that is not only
+    because they have failed; `pinned`: it may go to one only.
     `at_once` is the answer if the head alone has settled it.
     """
 
     __slots__ = (
         "_at_once", "_body", "_host", "_kept", "_read_at", "_size_bytes", "_stage", "_stalled_at",
         "_task", "arrived", "attempt", "cycle", "decision", "pinned", "record", "refused", "route",
-        "waiting",
+        "waiting", "why",
     )  # fmt: skip
 
     def __init__(
@@ -100,7 +104,7 @@ class Call:
         self._body: bytes | bytearray = b""
         self._size_bytes = 0
         self._stalled_at: float | None = None
-        self._task: asyncio.Task[Reply] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self.cycle = cycle
         self.route = route
         self._at_once = at_once
@@ -110,6 +114,7 @@ class Call:
         self.attempt: Attempt | None = None
         self.refused: set[str] = set()
         self.pinned = False
+        self.why: Reason | None = None
         self.waiting: Waiting | None = None
         self._kept: _Kept | None = None
 
@@ -223,8 +228,13 @@ class Call:
 
     def wait_for(self, reply: Coroutine[Any, Any, Reply]) -> None:
         """Answer with a reply that takes a while."""
-        self._task = asyncio.get_running_loop().create_task(reply)
-        self._task.add_done_callback(self._waited)
+        self.wait_then(reply, self.answer)
+
+    def wait_then(self, work: Coroutine[Any, Any, T], then: Callable[[T], None]) -> None:
+        """Go on with what takes a while to find out, unless the client leaves before."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._task = task
+        task.add_done_callback(partial(self._waited, then))
 
     def answer(self, reply: Reply) -> None:
         """Send a whole response."""
@@ -263,9 +273,13 @@ class Call:
 
     def shut_down(self) -> None:
         """End early because the router does, as well as that is still possible."""
-        self._abandon(Outcome.CLIENT_DISCONNECT)
+        if self._stage is _Stage.ENDED or self.cycle.response_complete:
+            return
+        reply = errors.shutting_down()
+        last = b"" if self.attempt is None else self.attempt.last_words(reply)
+        self._abandon(Outcome.TRUNCATED if self.cycle.started else reply.outcome)
         self.record.error = "cut short by the router's shutdown"
-        self._cut_short(errors.shutting_down())
+        self._cut_short(reply, last)
 
     def fail(self, error: Exception) -> None:
         """Answer for a fault of the router."""
@@ -280,18 +294,18 @@ class Call:
             return int(declared) > 0
         return first(self.cycle.headers, b"transfer-encoding") is not None
 
-    def _cut_short(self, reply: ErrorReply) -> None:
+    def _cut_short(self, reply: ErrorReply, last: bytes = b"") -> None:
         if self.cycle.started:
-            self.break_off()
+            self.break_off(last)
         else:
             self.answer(reply)
 
-    def _waited(self, task: asyncio.Task[Reply]) -> None:
+    def _waited(self, then: Callable[[T], None], task: asyncio.Task[T]) -> None:
         self._task = None
         if task.cancelled() or self._stage is _Stage.ENDED:
             return
         try:
-            self.answer(task.result())
+            then(task.result())
         except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
             self.fail(error)
 

@@ -1,7 +1,6 @@
 """The router's own endpoints: whether it lives, whether it is ready, what it knows and decides."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,16 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from router.core.admission import Priority
 from router.core.health import ServerHealth
-from router.core.learner import Learner
-from router.core.ledger import Ledger
-from router.core.steering import DecisionRecord, Steering
+from router.core.steering import DecisionRecord
 from router.core.types import ServerLoad
-from router.dataplane.engine_loads import LoadPoller
-from router.dataplane.learning import Learning
-from router.dataplane.metrics import Metrics
+from router.dataplane.admin import DRAIN, POLICY, add_admin, override_state
 from router.dataplane.page import PAGE_PATHS, Kept, add_page
+from router.dataplane.parts import Parts
 from router.dataplane.probe import Prober
-from router.settings import Settings
 
 HEALTHZ = "/healthz"
 READYZ = "/readyz"
@@ -29,27 +24,10 @@ MODEL = "/crossover/model"
 DECISIONS = "/crossover/decisions"
 # Whoever asks for these says no key: load balancers and orchestrators.
 TO_ALL = frozenset({HEALTHZ, READYZ})
-PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS}) | PAGE_PATHS
+PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS, DRAIN, POLICY}) | PAGE_PATHS
 
 # Load balancers ask for their checks with either.
 _READ = ["GET", "HEAD"]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the endpoints show."""
-
-    settings: Settings
-    ledger: Ledger
-    health: Mapping[str, ServerHealth]
-    steering: Steering
-    learner: Learner
-    learning: Learning
-    prober: Prober
-    poller: LoadPoller
-    metrics: Metrics
-    clock: Callable[[], float]
-    version: str
 
 
 def create_control(parts: Parts) -> FastAPI:
@@ -65,14 +43,23 @@ def create_control(parts: Parts) -> FastAPI:
 
     @app.api_route(READYZ, methods=_READ)
     async def readyz() -> JSONResponse:
-        """Ready: at least one server may be sent work."""
-        if any(health.up for health in parts.health.values()):
+        """Ready: work is taken, and at least one server may be sent some."""
+        if not parts.lifecycle.serving:
+            body = {"status": "not ready", "reason": "shutting down"}
+            return JSONResponse(body, status_code=503)
+        drained = parts.steering.drained
+        if any(health.up and name not in drained for name, health in parts.health.items()):
             return JSONResponse({"status": "ready"})
         servers = {
-            name: health.last_error or "no answer yet" for name, health in parts.health.items()
+            name: "drained" if name in drained else health.last_error or "no answer yet"
+            for name, health in parts.health.items()
         }
-        body = {"status": "not ready", "reason": "no server is up", "servers": servers}
-        return JSONResponse(body, status_code=503)
+        reason = "no server is up"
+        if any(health.up for health in parts.health.values()):
+            reason = "every server that is up is drained"
+        return JSONResponse(
+            {"status": "not ready", "reason": reason, "servers": servers}, status_code=503
+        )
 
     @app.get(METRICS)
     async def metrics() -> Response:
@@ -98,6 +85,7 @@ def create_control(parts: Parts) -> FastAPI:
         """Return the latest decisions, newest first, with the loads that each was made on."""
         return kept_decisions.answer(request)
 
+    add_admin(app, parts)
     add_page(app)
     return app
 
@@ -119,10 +107,13 @@ def _decisions(parts: Parts) -> dict[str, Any]:
 
 
 def _state(parts: Parts) -> dict[str, Any]:
-    settings, policy, now = parts.settings, parts.steering.policy, parts.clock()
+    settings, policy, now = parts.in_force.settings, parts.policy, parts.clock()
+    override = override_state(policy, now)
     return {
         "version": parts.version,
         "at_s": round(now, 3),
+        "stage": parts.lifecycle.stage,
+        "settings_latest": parts.in_force.latest,
         "layout": settings.layout,
         "policy": {
             "name": policy.name,
@@ -132,6 +123,8 @@ def _state(parts: Parts) -> dict[str, Any]:
             "threshold": settings.threshold,
             "threshold_down": settings.threshold_down,
             "dwell_s": settings.dwell_s,
+            "configured": policy.configured.name,
+            "override": override,
         },
         "servers": [
             {
@@ -142,6 +135,7 @@ def _state(parts: Parts) -> dict[str, Any]:
                 "load": _load(parts.ledger.load(server.name)),
                 "totals": _totals(parts, server.name),
                 **_health(parts.health[server.name], now),
+                "drained": server.name in parts.steering.drained,
                 "facts": _facts(parts.prober, server.name),
                 "engine": _engine(parts, server.name, now),
             }

@@ -185,6 +185,12 @@ class Exchange:
         self._last_at = self._clock()
         self._connection.resume()
 
+    def last_words(self, reply: ErrorReply) -> bytes:
+        """Return how to tell the client of an error in the middle of its stream, if it has one."""
+        if self.status is None or not self.streams:
+            return b""
+        return sse.closing(self._tail) + reply.event()
+
     def abandon(self) -> None:
         """Stop at once: nobody waits for the answer. `over` is not called."""
         self._stage = _Stage.OVER
@@ -300,8 +306,7 @@ class Exchange:
             self.reply = reply
         else:
             self.broken = True
-            if self.streams:
-                self.last = sse.closing(self._tail) + reply.event()
+            self.last = self.last_words(reply)
         self._over(reply.outcome, error or reply.message)
 
     def _over(self, outcome: Outcome, error: str | None = None) -> None:

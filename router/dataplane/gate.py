@@ -113,7 +113,7 @@ class Gate:
                     wait_s = self._retry_after_s(call, now)
                     self._turn_away(call, errors.queue_timeout(self._timeout_s, wait_s))
                 else:
-                    self._turn_away(call, errors.no_server())
+                    self._turn_away(call, self._nobody(call))
             self._serve_waiting()
 
     def turn_all_away(self, reply: ErrorReply) -> None:
@@ -137,14 +137,14 @@ class Gate:
         began = self._clock()
         decision = None
         if not (self._line and shape.sequences and self._line.holds_back(record.priority)):
-            decision = self._steering.decide(shape, began, call.refused)
+            decision = self._steering.decide(shape, began, call.refused, call.why)
         record.decision_s += self._clock() - began
         if decision is not None:
             self._admit(call, inbound, decision)
         elif self._steering.serves(call.refused):
             self._wait(call, inbound, began)
         else:
-            self._turn_away(call, errors.no_server())
+            self._turn_away(call, self._nobody(call))
 
     def _wait(self, call: Call, inbound: Inbound, now: float) -> None:
         record = call.record
@@ -159,6 +159,16 @@ class Gate:
         self.leave(gives_way, Waited.SHED if shed else Waited.FULL)
         self._turn_away(gives_way, (errors.queue_shed if shed else errors.queue_full)(wait_s))
 
+    def _nobody(self, call: Call) -> ErrorReply:
+        """Return why no server takes a request."""
+        held_back = self._steering.held_back(call.refused)
+        if held_back:
+            return errors.drained(held_back)
+        if call.why is None:
+            return errors.no_server()
+        names = (upstream.spec.name for upstream in self._upstreams)
+        return errors.target_down([name for name in names if name not in call.refused])
+
     def _turn_away(self, call: Call, reply: ErrorReply) -> None:
         if not call.answer_kept():
             call.answer(reply)
@@ -171,7 +181,8 @@ class Gate:
             assert waiting is not None
             inbound = waiting.inbound
             try:
-                decision = self._steering.decide(inbound.peek.shape, self._clock(), call.refused)
+                shape, now = inbound.peek.shape, self._clock()
+                decision = self._steering.decide(shape, now, call.refused, call.why)
                 if decision is None:
                     return
                 self.leave(call, Waited.SERVED)

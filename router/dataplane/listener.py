@@ -1,12 +1,19 @@
-"""The listening socket and the server on it: one process, one event loop."""
+"""The listening socket and the server on it: one process, one event loop.
+
+At the first signal to stop it goes on listening: who comes is told that there is no more work, and
+where to look for readiness finds it off. What is under way has until the drain timeout; then it is
+cut short, with an error, and everything is closed. A second signal cuts short at once.
+"""
 
 import asyncio
 import contextlib
 import gc
+import logging
 import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from time import monotonic
 
 import uvicorn
 import uvloop
@@ -19,8 +26,11 @@ from router.tls import ServerTls
 BACKLOG = 2048
 # Above that of common clients and proxies, so that it is they who close an idle connection.
 KEEP_ALIVE_S = 75
-# Requests in flight at SIGTERM are given this long.
-SHUTDOWN_S = 2
+# Clients get this long to read what they have been sent last.
+LAST_WORDS_S = 2.0
+_POLL_S = 0.02
+
+_log = logging.getLogger("crossover")
 
 
 class BindError(Exception):
@@ -74,11 +84,19 @@ def calm_collector() -> None:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn, with two differences: it says when it listens, and SIGTERM is an exit with 0."""
+    """Uvicorn, but for its end: see above. It says when it listens; SIGTERM is an exit with 0."""
 
-    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: CrossoverApp,
+        listening: Callable[[], None],
+        reload: Callable[[], None],
+    ) -> None:
         super().__init__(config)
+        self._app = app
         self._listening = listening
+        self._reload = reload
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -91,22 +109,61 @@ class _Server(uvicorn.Server):
         # The stock method raises the signal again once all is closed, for parents that look at it:
         # a supervisor then reads an orderly stop as a crash.
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        handlers = {
+            signal.SIGINT: self._stop,
+            signal.SIGTERM: self._stop,
+            signal.SIGHUP: self._reload,
+        }
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in handlers:
                 loop.remove_signal_handler(number)
+
+    def _stop(self) -> None:
+        self.should_exit = True
+        self._app.stop()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain, then close. Uvicorn's own order refuses connections first, and knows no relay."""
+        deadline = monotonic() + self._app.in_force.settings.drain_timeout_s
+        self._close_idle()
+        await self._until(lambda: not self._app.relay.calls, deadline)
+        self._app.relay.cut_short()
+        for listener in (*self.servers, *(sockets or ())):
+            listener.close()
+        self._close_idle()
+        connections = self.server_state.connections
+        await self._until(lambda: not connections, max(deadline, monotonic() + LAST_WORDS_S))
+        for connection in tuple(connections):
+            connection.transport.abort()
+        for task in tuple(self.server_state.tasks):
+            task.cancel()
+        await self.lifespan.shutdown()
+
+    def _close_idle(self) -> None:
+        """Close what carries no request, and let the others close after theirs."""
+        for connection in tuple(self.server_state.connections):
+            connection.shutdown()
+
+    async def _until(self, done: Callable[[], bool], deadline: float) -> None:
+        while not (done() or self._app.lifecycle.ending or monotonic() >= deadline):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
 
 
 def serve(
     app: CrossoverApp,
     sock: socket.socket,
     listening: Callable[[], None],
+    reload: Callable[[], None],
     tls: ServerTls | None = None,
 ) -> bool:
-    """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was."""
+    """Serve `app` until SIGTERM or SIGINT, call `listening` once up; return whether it was.
+
+    `reload` is called at SIGHUP, on the event loop.
+    """
     config = uvicorn.Config(
         app,
         http=protocol(app.relay, PATHS),
@@ -121,9 +178,8 @@ def serve(
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         ssl_context_factory=None if tls is None else lambda *_: tls.context(),
-        timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    server = _Server(config, listening)
+    server = _Server(config, app, listening, reload)
     raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(server.serve(sockets=[sock]))

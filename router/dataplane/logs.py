@@ -218,8 +218,15 @@ def configure(log_format: str, level: str, stream: IO[str] | None = None) -> Bat
     handler = BatchHandler(stream, TextFormatter(colour=terminal) if as_text else JsonFormatter())
     # Nothing of this is in a line, so none of it is looked up for each.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)
+    return handler
+
+
+def set_level(level: str) -> None:
+    """Write lines of this severity and above only."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
     # They tell of each request and connection; what matters of that is in the request's own line.
     for name in ("httpx", "httpcore", "uvicorn", "asyncio"):
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
-    return handler
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

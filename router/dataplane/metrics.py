@@ -21,6 +21,7 @@ from router.core.health import ServerHealth
 from router.core.ledger import Ledger
 from router.core.types import Phase, Policy, Role, ServerSpec
 from router.dataplane.admission_metrics import AdmissionSources, admission_families
+from router.dataplane.operations_metrics import OperationsSources, operations_families
 from router.dataplane.record import RequestRecord
 from router.dataplane.steering_metrics import SteeringSources, steering_families
 from router.settings import NO_SERVER
@@ -135,6 +136,7 @@ class Sources:
     version: str
     aborts: Callable[[], Mapping[str, int]]
     log_lines_dropped: Callable[[], int]
+    operations: OperationsSources
 
 
 class Metrics(Collector):
@@ -252,6 +254,7 @@ class Metrics(Collector):
         yield from self._server_gauges()
         now = self._sources.clock()
         yield from steering_families(self._sources.steering, self._labels, now)
+        yield from operations_families(self._sources.operations, self._labels, now)
         sources = self._sources
         yield from admission_families(sources.admission, sources.health, self._labels)
         yield from self._own_gauges()

@@ -30,7 +30,8 @@ class Inference:
     `conversation` a list is one prompt, elsewhere it is a batch. `rid_key` is the key under which
     the engine takes an id by which the request can be aborted. `end_marker` are the last bytes
     of the last data of a complete event stream. `token_marker` is found in the first chunk that
-    carries a token, where events come before it; elsewhere the first event does.
+    carries a token, where events come before it; elsewhere the first event does. `continues_key`
+    is the key of the stored response that a request goes on from.
     """
 
     endpoint: str
@@ -40,6 +41,20 @@ class Inference:
     rid_key: str | None = None
     end_marker: bytes | None = None
     token_marker: bytes | None = None
+    continues_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that one of the engines keeps: relayed, as `route`, to the engine that does."""
+
+    response_id: str
+    route: Inference
+
+    @property
+    def endpoint(self) -> str:
+        """Its label."""
+        return self.route.endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +80,15 @@ class Unknown:
     endpoint: str = "other"
 
 
-Route = Inference | ServerInfo | Control | Unknown
+Route = Inference | StoredResponse | ServerInfo | Control | Unknown
 
 _CHAT = Inference("/v1/chat/completions", _POST, ("messages", "tools"), True, "rid", DONE)
 _MODELS = Inference("/v1/models", _READ)
 _MODEL = Inference("/v1/models/{model}", _READ)
 _MODEL_PREFIX = "/v1/models/"
+_RESPONSE_PREFIX = "/v1/responses/"
+_READ_RESPONSE = Inference("/v1/responses/{id}", _READ)
+_CANCEL_RESPONSE = Inference("/v1/responses/{id}/cancel", _POST)
 
 _ROUTES: dict[str, Inference | ServerInfo] = {
     route.endpoint: route
@@ -83,6 +101,7 @@ _ROUTES: dict[str, Inference | ServerInfo] = {
             conversation=True,
             rid_key="request_id",
             token_marker=b".delta",
+            continues_key="previous_response_id",
         ),
         Inference("/v1/messages", _POST, ("system", "messages", "tools"), True, None, MESSAGE_STOP),
         Inference("/v1/messages/count_tokens", _POST),
@@ -165,11 +184,21 @@ def classify(method: str, path: str) -> Route:
     if route is not None:
         methods = route.methods if isinstance(route, Inference) else _READ
         return route if method in methods else Unknown(methods)
+    if path.startswith(_RESPONSE_PREFIX) and "%" not in path and _is_plain(path):
+        return _stored(method, path)
     if path.startswith(_CONTROL_PREFIXES) and "%" not in path and _is_plain(path):
         return Control() if method in _CONTROL_METHODS else Unknown(_CONTROL_METHODS)
     if _undisguised(path).startswith(_CONTROL_PREFIXES):
         return Control(disguised=True)
     return Unknown()
+
+
+def _stored(method: str, path: str) -> Route:
+    response_id, *more = path.removeprefix(_RESPONSE_PREFIX).split("/")
+    if more not in ([], ["cancel"]):
+        return Unknown()
+    route = _CANCEL_RESPONSE if more else _READ_RESPONSE
+    return StoredResponse(response_id, route) if method in route.methods else Unknown(route.methods)
 
 
 def _is_plain(path: str) -> bool:

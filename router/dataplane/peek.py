@@ -32,11 +32,15 @@ _NOTHING = RequestShape(sequences=0)
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """The facts of one body. `abortable`: the engine would take an id of ours for it."""
+    """The facts of one body. `abortable`: the engine would take an id of ours for it.
+
+    `continues` is the stored response that it goes on from.
+    """
 
     shape: RequestShape
     stream: bool = False
     abortable: bool = False
+    continues: str | None = None
 
 
 def peek(body: bytes, route: Inference, session: bytes | None = None) -> Peek:
@@ -67,7 +71,10 @@ def peek(body: bytes, route: Inference, session: bytes | None = None) -> Peek:
         and not isinstance(sampling, list)
         and not value.get("background")
     )
-    return Peek(shape, value.get("stream") is True, abortable)
+    continues = value.get(route.continues_key) if route.continues_key is not None else None
+    if not isinstance(continues, str):
+        continues = None
+    return Peek(shape, value.get("stream") is True, abortable, continues)
 
 
 def splice(body: bytes, key: str, value: str) -> bytes:

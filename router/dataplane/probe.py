@@ -30,7 +30,10 @@ _log = logging.getLogger("crossover.probe")
 
 
 class Prober:
-    """Keeps `health` up to date: one task per server, each with one question at a time."""
+    """Keeps `health` up to date: one task per server, each with one question at a time.
+
+    `interval_s` may be changed at any time.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Prober:
         self.parity_warnings: list[str] = []
         self._servers = servers
         self._health = health
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._clock = clock
         self._access = access
         self._asked_at: dict[str, float] = {}
@@ -76,7 +79,7 @@ class Prober:
         if not health.up or health.transport_errors or health.failed_probes:
             return True
         seen = max(self._asked_at.get(name, float("-inf")), health.last_token_at or float("-inf"))
-        return self._clock() - seen >= self._interval_s
+        return self._clock() - seen >= self.interval_s
 
     async def _probe(self, server: ServerSpec, api: EngineApi) -> None:
         name, health = server.name, self._health[server.name]

@@ -7,21 +7,21 @@ router itself has to read.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
 from router.core.admission import Priority
 from router.core.ledger import Ledger
 from router.core.steering import Steering
-from router.core.types import Decision, Reason, RequestShape
+from router.core.types import Decision, Outcome, Reason, RequestShape
 from router.dataplane import errors
 from router.dataplane.asgi import Headers
 from router.dataplane.attempt import Attempt, Attempts, Inbound
 from router.dataplane.call import Call
 from router.dataplane.cycle import Cycle
 from router.dataplane.door import Door
-from router.dataplane.errors import Reply
+from router.dataplane.errors import ErrorReply, Reply
 from router.dataplane.fetch import fetch
 from router.dataplane.gate import Gate
 from router.dataplane.headers import (
@@ -31,31 +31,44 @@ from router.dataplane.headers import (
     encode_head,
     first,
 )
-from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, classify
+from router.dataplane.paths import (
+    Control,
+    Inference,
+    ServerInfo,
+    StoredResponse,
+    Unknown,
+    classify,
+)
 from router.dataplane.peek import peek
 from router.dataplane.record import Observer, Refusal
 from router.dataplane.redact import redact
 from router.dataplane.server import Upstream
-from router.dataplane.upstream import ExhaustedError, UpstreamError
+from router.dataplane.stored import Found, StoredResponses
+from router.dataplane.targets import meant, words
+from router.dataplane.upstream import ExhaustedError, Pool, UpstreamError
 from router.settings import Admission, Timeouts
 
 _INFO_BYTES_MAX = 16 * 2**20
 _CONTROL = Inference("control")
 _NO_LOAD = RequestShape(sequences=0)
+# What is done with a request once it is known which server holds the response that it is about.
+AtHolder = Callable[[Call, Inbound, str, str], None]
 _PRIORITIES = {priority.encode("ascii"): priority for priority in Priority}
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What bounds a request.
+    """What bounds a request, and what it may ask for.
 
-    `sweep_s` is how often timeouts are looked at: they are late by up to that.
+    `sweep_s` is how often timeouts are looked at: they are late by up to that. `allow_target`:
+    clients may name a server.
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
     body_bytes: int = 64 * 2**20
     sweep_s: float = 1.0
     admission: Admission = field(default_factory=Admission)
+    allow_target: bool = False
 
 
 class Relay:
@@ -73,6 +86,7 @@ class Relay:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
+        self._allow_target = limits.allow_target
         self.body_bytes_max = limits.body_bytes
         self.idle_s = limits.timeouts.idle_s
         self._sweep_s = limits.sweep_s
@@ -89,12 +103,36 @@ class Relay:
             {name: observer.gap_observer(name) for name in self._upstreams},
             clock,
         )
+        self._stored = StoredResponses(self._upstreams, clock)
         self.gate = Gate(upstreams, steering, ledger, limits.admission, self._attempt, clock)
 
     @property
     def calls(self) -> Collection[Call]:
         """Requests under way."""
         return self._calls
+
+    @property
+    def pools(self) -> Iterable[Pool]:
+        """The connections to all servers."""
+        return (upstream.pool for upstream in self._upstreams.values())
+
+    def configure(self, limits: RelayLimits) -> None:
+        """Change the limits, those of requests under way too; the sweep stays as it is."""
+        self.body_bytes_max = limits.body_bytes
+        self.idle_s = limits.timeouts.idle_s
+        self.attempts.timeouts = limits.timeouts
+        self.gate.configure(limits.admission)
+        self._allow_target = limits.allow_target
+
+    def cut_short(self) -> None:
+        """End what is under way, with an error."""
+        for call in tuple(self._calls):
+            call.shut_down()
+
+    def hurry(self) -> None:
+        """End what is under way, and wait for no engine to hear of it."""
+        self.cut_short()
+        self.attempts.aborter.hurry()
 
     def start(self) -> None:
         """Begin to sweep."""
@@ -105,11 +143,10 @@ class Relay:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait((self._sweeper,))
-        for call in tuple(self._calls):
-            call.shut_down()
+        self.cut_short()
         await self.attempts.aborter.aclose()
-        for upstream in self._upstreams.values():
-            upstream.pool.close()
+        for pool in self.pools:
+            pool.close()
 
     def open(self, cycle: Cycle) -> Call:
         """Return the call of a request whose head has come."""
@@ -127,6 +164,8 @@ class Relay:
         match route:
             case Inference():
                 self._steer(call, route)
+            case StoredResponse(response_id=response_id, route=stored):
+                self._at_holder(call, self._inbound(call, stored), response_id, self._look_up)
             case ServerInfo():
                 self._describe(call)
             case Control():
@@ -136,6 +175,8 @@ class Relay:
 
     def attempted(self, call: Call, attempt: Attempt) -> None:
         """Go on after an attempt: try another server, or end the response."""
+        if attempt.response_id is not None and attempt.outcome is Outcome.OK:
+            self._stored.seen(attempt.response_id, attempt.server)
         if self.gate.come_again(call, attempt):
             return
         if attempt.refusal is Refusal.CONNECT and call.answer_kept():
@@ -176,7 +217,71 @@ class Relay:
                 call.answer(errors.priority_unknown(Priority))
                 return
             call.record.priority = priority
-        self.gate.come(call, self._inbound(call, route))
+        refusal = self._aim(call)
+        if refusal is not None:
+            call.answer(refusal)
+            return
+        inbound = self._inbound(call, route)
+        continues = inbound.peek.continues
+        target = self._drained_target(call)
+        if continues is not None:
+            self._at_holder(call, inbound, continues, self._go_on)
+        elif target is not None:
+            call.pinned = True
+            self._attempt(call, inbound, Decision(target, Reason.TARGET))
+        else:
+            self.gate.come(call, inbound)
+
+    def _aim(self, call: Call) -> ErrorReply | None:
+        """Confine the request to what its target header names, or return why that is wrong."""
+        word = first(call.cycle.headers, TARGET)
+        if word is None:
+            return None
+        if not (self._allow_target or self.door.guard.is_admin(call.cycle.headers)):
+            return errors.target_refused()
+        specs = [upstream.spec for upstream in self._upstreams.values()]
+        names = meant(word.decode("latin-1"), specs)
+        if not names:
+            return errors.target_unknown(words(specs))
+        call.refused.update(self._upstreams.keys() - names)
+        call.why = Reason.TARGET
+        return None
+
+    def _drained_target(self, call: Call) -> str | None:
+        """Return the drained server that the operator names, to try it before it is back."""
+        name = self._named(call) if call.why is Reason.TARGET else None
+        if name not in self._steering.drained or not self.door.guard.is_admin(call.cycle.headers):
+            return None
+        return name
+
+    def _at_holder(self, call: Call, inbound: Inbound, response_id: str, then: AtHolder) -> None:
+        """Go on at the server that holds a stored response."""
+        server = self._stored.server_of(response_id)
+        if server is not None:
+            then(call, inbound, response_id, server)
+            return
+
+        def found(found: Found) -> None:
+            if found.server is None:
+                call.answer(errors.response_unknown(response_id, found.silent))
+            else:
+                then(call, inbound, response_id, found.server)
+
+        call.wait_then(self._stored.find(response_id, inbound.headers), found)
+
+    def _look_up(self, call: Call, inbound: Inbound, _response_id: str, server: str) -> None:
+        """Read or cancel a response: no work for an engine, so drained ones do it too."""
+        call.pinned = True
+        self._attempt(call, inbound, Decision(server, Reason.STORED))
+
+    def _go_on(self, call: Call, inbound: Inbound, response_id: str, server: str) -> None:
+        """Generate what goes on from a response."""
+        if server in call.refused:
+            call.answer(errors.response_elsewhere(response_id, server))
+            return
+        call.refused.update(self._upstreams.keys() - {server})
+        call.why = Reason.STORED
+        self.gate.come(call, inbound)
 
     def _attempt(self, call: Call, inbound: Inbound, decision: Decision) -> None:
         record = call.record

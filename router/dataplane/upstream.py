@@ -347,6 +347,11 @@ class Pool:
             raise ConnectError(error.strerror or str(error) or type(error).__name__) from error
         return connection
 
+    def configure(self, connect_timeout_s: float, keepalive_s: float) -> None:
+        """Change the times; they hold from the next connection, and the next look at idle ones."""
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+
     def put(self, connection: Connection) -> None:
         """Take back a connection whose exchange is over."""
         if self._closed or len(self._idle) >= self._idle_max:

@@ -16,8 +16,8 @@ from loadtest.engines import ENGINES
 from loadtest.sim_server import EngineSpec, SimOptions, SimServer
 from router.core.calibration import Calibration
 from router.core.types import Layout
+from tests.integration.processes import Router, client_of, ready, router
 from tests.integration.rig import Call, Engine, running
-from tests.integration.test_control import Router, client_of, ready, router
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.configuration import Resolved, resolve
+from router.configuration import Resolved, changed_live, resolve
 from router.core.types import Layout, Role, ServerSpec
 from router.options import OPTIONS, Option
 from router.problems import SettingsError
@@ -130,6 +130,7 @@ def test_every_option_is_taken_from_the_environment(option: Option, tmp_path: Pa
         "config": str(file), "spec_url": "http://x:1", "base_url": "http://x:1",
         "layout": "shared", "policy": "least-inflight", "host": "::1", "log_format": "text",
         "log_level": "error", "threshold_down": "7", "upstream_verify": "false",
+        "allow_target": "true",
         "cors_origins": "https://a.example", "retry_share": "0.5",
         "objective": "rate", "calibration": str(tmp_path / "calibration.json"),
     }  # fmt: skip
@@ -385,3 +386,42 @@ def test_a_bad_calibration_is_told_by_key_and_value(
 def test_the_learnt_policy_is_the_default_and_needs_no_second_role() -> None:
     assert resolve(TWO, {}).settings.policy == "marginal"
     assert resolve({"spec_url": TWO["spec_url"]}, {}).settings.policy == "marginal"
+
+
+def test_a_reload_changes_what_is_live_and_names_the_rest(config: Config) -> None:
+    old = resolve(TWO, {})
+    path = config("threshold: 3\nport: 1\nlog_level: error\n")
+    change = changed_live(old, resolve({**TWO, "config": [path]}, {}))
+    settings = change.resolved.settings
+    assert (settings.threshold, settings.log_level, settings.port) == (3, "error", 30000)
+    assert change.changed == [
+        f"threshold 8 -> 3 ({path}:1 threshold)",
+        f"log_level info -> error ({path}:3 log_level)",
+    ]
+    stays = "cannot change without a restart, and stays as it was"
+    assert change.kept == [f"flag --config: config {stays}", f"{path}:2 port {stays}"]
+
+
+def test_a_reload_compares_with_what_is_in_force_not_with_what_was_refused(config: Config) -> None:
+    old = resolve(TWO, {})
+    once = changed_live(old, resolve({**TWO, "port": ["1"], "threshold": ["3"]}, {})).resolved
+    again = changed_live(once, resolve({**TWO, "port": ["30000"], "threshold": ["3"]}, {}))
+    assert (again.changed, again.kept) == ([], [])
+
+
+def test_a_reload_to_a_policy_that_the_servers_in_force_do_not_allow_is_refused() -> None:
+    old = resolve({"spec_url": ["http://x:1"], "policy": ["spec-only"]}, {})
+    new = resolve({"base_url": ["http://x:1"], "policy": ["base-only"]}, {})
+    with pytest.raises(SettingsError, match="'base-only' needs a base server") as refused:
+        changed_live(old, new)
+    assert "servers cannot change without a restart" in refused.value.problems[0]
+
+
+def test_a_reload_shows_no_key(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("hunter2")
+    old = resolve(TWO, {})
+    new = resolve({**TWO, "admin_key_file": [str(tmp_path / "key")]}, {})
+    change = changed_live(old, new)
+    assert "hunter2" not in str((change.changed, change.kept))
+    assert any(line.startswith("keys, certificates") for line in change.kept)
+    assert change.resolved.settings.security == old.settings.security

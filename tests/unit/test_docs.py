@@ -11,15 +11,19 @@ from router.core.calibration import Calibration
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
+from router.core.override import PolicyInForce
 from router.core.policy import make_policy
 from router.core.types import EngineReport, Outcome, Reason, Role, ServerSpec, SwitchReport
 from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import Metrics, Sources
+from router.dataplane.operations_metrics import OperationsSources
 from router.dataplane.record import Refusal, RequestRecord
+from router.dataplane.reload import InForce
 from router.dataplane.steering_metrics import SteeringSources
 from router.options import OPTIONS
 from router.server_list import SERVER_KEYS
+from router.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -48,6 +52,12 @@ def test_every_setting_is_documented_as_it_is() -> None:
     assert table == expected
 
 
+def test_every_setting_that_can_change_while_it_runs_is_documented() -> None:
+    text = (DOCS / "settings.md").read_text().split("## Change them while it runs\n", 1)[1]
+    listed = text.split("What can:\n\n", 1)[1].split("\n\n", 1)[0]
+    assert words(listed) == [option.name for option in OPTIONS if option.live]
+
+
 def test_every_key_of_a_server_is_documented() -> None:
     assert tuple(rows("settings.md", "## Servers")) == tuple(SERVER_KEYS)
 
@@ -74,6 +84,9 @@ def test_every_metric_is_documented_with_its_type_and_labels() -> None:
         version="0",
         aborts=lambda: {"sent": 0},
         log_lines_dropped=lambda: 0,
+        operations=OperationsSources(
+            InForce(Settings((server,))), PolicyInForce(make_policy("threshold")), ()
+        ),
     )
     metrics = Metrics(sources)
     metrics.finished(

@@ -8,6 +8,7 @@ from router.core.breaker import Breaker, Verdict
 from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
+from router.core.override import Override, PolicyInForce
 from router.core.policy import make_policy
 from router.core.types import (
     EngineReport,
@@ -21,8 +22,11 @@ from router.core.types import (
 from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.engine_loads import Told
 from router.dataplane.metrics import INTER_TOKEN_BUCKETS_S, Metrics, Sources
+from router.dataplane.operations_metrics import OperationsSources
 from router.dataplane.record import Refusal, RequestRecord
+from router.dataplane.reload import InForce
 from router.dataplane.steering_metrics import SteeringSources
+from router.settings import Settings
 
 SERVERS = (
     ServerSpec("fast", Role.SPEC, "http://secret-host:1"),
@@ -39,7 +43,9 @@ class Rig:
         self.ledger = Ledger(SERVERS)
         self.health = {server.name: ServerHealth() for server in SERVERS}
         self.warnings: list[str] = []
-        self.policy = make_policy("threshold", threshold=1)
+        self.policy = PolicyInForce(make_policy("threshold", threshold=1))
+        self.in_force = InForce(Settings(SERVERS), loaded_at=1700.5)
+        self.drained: set[str] = set()
         self.learner = Learner(SERVERS)
         self.depths = {Priority.INTERACTIVE: 0, Priority.BATCH: 7}
         self.told: dict[str, Told] = {}
@@ -59,6 +65,7 @@ class Rig:
                 version="1.2.3",
                 aborts=lambda: {"sent": 3},
                 log_lines_dropped=lambda: 4,
+                operations=OperationsSources(self.in_force, self.policy, self.drained),
             )
         )
 
@@ -217,6 +224,26 @@ def test_warnings_aborts_and_lost_lines_are_counted() -> None:
     assert rig.value("router_upstream_aborts_total", result="sent") == 3
     assert rig.value("router_log_lines_dropped_total") == 4
     assert rig.value("router_event_loop_lag_seconds_bucket", le="0.5") == 1
+
+
+def test_what_an_operator_has_done_is_shown() -> None:
+    rig = Rig()
+    assert rig.value("router_server_drained", **FAST) == 0
+    assert rig.value("router_policy_override_seconds") == 0
+    rig.drained.add("fast")
+    rig.policy.put(Override(make_policy("spec-only"), until=rig.now + 60))
+    assert rig.value("router_server_drained", **FAST) == 1
+    assert rig.value("router_policy_override_seconds") == 60
+    rig.now += 61
+    assert rig.value("router_policy_override_seconds") == 0
+
+
+def test_the_last_reading_of_the_settings_is_shown() -> None:
+    rig = Rig()
+    assert rig.value("router_config_last_reload_successful") == 1
+    assert rig.value("router_config_last_reload_success_timestamp_seconds") == 1700.5
+    rig.in_force.latest = False
+    assert rig.value("router_config_last_reload_successful") == 0
 
 
 def test_no_address_of_a_server_is_shown() -> None:
