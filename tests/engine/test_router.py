@@ -196,6 +196,30 @@ async def test_completions_and_several_choices_pass(
     assert await complete(router) == await complete(behind)
 
 
+async def test_a_stream_without_counts_is_counted_by_the_models_own_vocabulary(
+    router: ServerProcess, ask: Ask
+) -> None:
+    async def log() -> str:
+        return router.log.read_text()
+
+    async def knows() -> bool:
+        return (await log()).count("has a vocabulary of") == 2
+
+    await until(True, knows)
+    before = len(await log())
+    stream = await ask(router).chat.completions.create(
+        model=MODEL, messages=MESSAGES, stream=True, **SHORT
+    )
+    async for _ in stream:
+        pass
+
+    async def counted() -> list[tuple[int, bool]]:
+        lines = [json.loads(line) for line in (await log())[before:].splitlines()]
+        return [(e["output_tokens"], e["tokens_exact"]) for e in lines if "output_tokens" in e]
+
+    await until([(SHORT["max_tokens"], False)], counted)
+
+
 async def test_models_and_errors_pass(router: ServerProcess, ask: Ask) -> None:
     assert [model.id async for model in ask(router).models.list()] == [MODEL]
     with pytest.raises(APIError) as error:
