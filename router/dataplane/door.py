@@ -17,6 +17,7 @@ from router.dataplane.lifecycle import Lifecycle
 
 # Of a request to an own endpoint.
 BODY_BYTES_MAX = 64 * 1024
+READ_BYTES_MAX = 4 * 2**20
 
 _READ = ("GET", "HEAD", "OPTIONS")
 
@@ -88,16 +89,20 @@ class Door:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """Return a request's body, None if it is too long."""
+    """Return a request's body, None if it is too long.
+
+    What is too long is read to its end, within bounds: a client that still sends hears no answer.
+    """
     body = bytearray()
-    more = True
-    while more:
+    size_bytes, more = 0, True
+    while more and size_bytes <= READ_BYTES_MAX:
         message = await receive()
-        body += message.get("body", b"")
-        if len(body) > BODY_BYTES_MAX:
-            return None
+        part = message.get("body", b"")
+        size_bytes += len(part)
+        if size_bytes <= BODY_BYTES_MAX:
+            body += part
         more = message.get("more_body", False)
-    return bytes(body)
+    return bytes(body) if size_bytes <= BODY_BYTES_MAX else None
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
