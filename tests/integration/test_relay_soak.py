@@ -115,12 +115,13 @@ async def test_ten_thousand_random_disconnects_leave_nothing_behind() -> None:
         await visits(rig, WARM_UP, rng)
         files, memory = await at_rest(rig)
         await visits(rig, CLIENTS, rng)
-        files_after, memory_after = await at_rest(rig)
+        _, memory_after = await at_rest(rig)
         tracemalloc.stop()
         assert {"ok", "client_disconnect"} <= set(rig.observer.outcomes)
         assert rig.relay.attempts.aborter.sent > CLIENTS // 10
         assert rig.relay.attempts.aborter.dropped == 0
-        assert files_after <= files
+        # What neither side counts any more may be in the midst of being closed.
+        await until(lambda: open_files() <= files)
         assert memory_after - memory < GROWTH_BYTES_MAX
 
 
