@@ -18,7 +18,7 @@ from router.core.types import Layout
 class Mutation:
     """What is taken away; of the figures named, in these scenarios, at least one must show it.
 
-    `levels` keeps to those of a scenario that show it; none: all.
+    `at` keeps to the levels or demands of a scenario that show it; none: all.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Mutation:
     demands: tuple[str, ...]
     tuning: Tuning | None = None
     layout: Layout | None = None
-    levels: tuple[int, ...] = ()
+    at: tuple[float, ...] = ()
 
     def cases(self) -> list[Case]:
         """Return the cases to run, with nothing taken away."""
@@ -34,7 +34,7 @@ class Mutation:
             case
             for name in self.scenarios
             for case in cases(load(name))
-            if not self.levels or case.level in self.levels
+            if not self.at or case.level in self.at or case.demand in self.at
         ]
 
     def mutate(self, case: Case) -> Case:
@@ -72,14 +72,14 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("steady-chain", "steady-tree"),
         ("steady-single", "steady-split"),
         tuning=Tuning(optimism=0.0, slope_prior=0.2),
-        levels=(2, 3, 4, 6, 8),
+        at=(2, 3, 4, 6, 8),
     ),
     Mutation(
         "pure buckets",
-        ("steady-chain", "steady-tree"),
-        ("steady-single", "steady-split"),
+        ("trace-chain",),
+        ("trace-cold", "trace-p99"),
         tuning=Tuning(pooled_slope=False),
-        levels=(6, 24, 96),
+        at=(0.8, 1.1),
     ),
     Mutation(
         "a split on shared GPUs",
@@ -87,12 +87,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("shared-single",),
         tuning=Tuning(learn_layout=False),
         layout=Layout.DISJOINT,
-        levels=(16, 64),
+        at=(16, 64),
     ),
     Mutation(
         "comparison at equal load on shared GPUs",
         ("trace-shared-field",),
         ("shared-trace",),
         tuning=Tuning(compare_at_equal_rate=False),
+        at=(0.1,),
     ),
 )
