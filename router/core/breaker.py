@@ -34,9 +34,10 @@ class Verdict(StrEnum):
 class Breaker:
     """One server's breaker. Times are monotonic seconds; methods return whether `state` changed.
 
-    It opens at `failures_max` failures in a row, each within `window_s` of the last; 0: never.
-    It stays open for `open_s`, twice as long after each failed trial, `open_s_max` at most;
-    `opened_s` is for how long it was opened last.
+    It opens at `failures_max` failures in a row, each within `window_s` of the last; 0: never. It
+    stays open for `open_s`, twice as long after each failed trial, `open_s_max` at most. `admits`:
+    it is for sending the server a request now; half open, one at a time. `opened_s` is for how long
+    it was opened last.
     """
 
     failures_max: int = 5
@@ -44,27 +45,19 @@ class Breaker:
     open_s: float = 5.0
     open_s_max: float = 60.0
     state: BreakerState = BreakerState.CLOSED
+    admits: bool = True
     failures: int = 0
     opened_total: int = 0
     opened_s: float = 0.0
     _failed_at: float = 0.0
     _open_until: float = 0.0
-    _on_trial: bool = False
-
-    @property
-    def admits(self) -> bool:
-        """Whether it is for sending the server a request now; half open, one at a time."""
-        state = self.state
-        return state is BreakerState.CLOSED or (
-            state is BreakerState.HALF_OPEN and not self._on_trial
-        )
 
     def begin(self) -> bool:
         """Take note that an attempt begins. True: it is the trial, until `end` is told of it."""
-        if self.state is BreakerState.HALF_OPEN and not self._on_trial:
-            self._on_trial = True
-            return True
-        return False
+        if self.state is not BreakerState.HALF_OPEN or not self.admits:
+            return False
+        self.admits = False
+        return True
 
     def end(self, verdict: Verdict, now: float, *, trial: bool) -> bool:
         """Take an attempt's end, or a trial's first token. `trial` is what `begin` returned.
@@ -73,7 +66,7 @@ class Breaker:
         other server to go to.
         """
         if trial:
-            self._on_trial = False
+            self.admits = verdict is not Verdict.FAILURE
             if verdict is Verdict.SUCCESS:
                 self.failures = 0
                 self.state = BreakerState.CLOSED
@@ -99,10 +92,12 @@ class Breaker:
         if self.state is not BreakerState.OPEN or now < self._open_until:
             return False
         self.state = BreakerState.HALF_OPEN
+        self.admits = True
         return True
 
     def _open(self, now: float, seconds: float) -> None:
         self.state = BreakerState.OPEN
+        self.admits = False
         self.opened_total += 1
         self.opened_s = seconds
         self._open_until = now + seconds

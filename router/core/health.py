@@ -103,8 +103,14 @@ class ServerHealth:
         return self.state is HealthState.UNRESPONSIVE and self._become(HealthState.UP, at)
 
     def is_cold(self, sequences: int, now: float, slow_start_s: float) -> bool:
-        """Whether it has come back so short a time ago that so many sequences are too many."""
-        if self.returned_at is None or now - self.returned_at >= slow_start_s:
+        """Whether it has come back so short a time ago that so many sequences are too many.
+
+        Once the slow start is over, its return is forgotten.
+        """
+        if self.returned_at is None:
+            return False
+        if now - self.returned_at >= slow_start_s:
+            self.returned_at = None
             return False
         warmth = max(0.0, now - self.returned_at) / slow_start_s
         return sequences > _COLD_SEQUENCES * math.pow(_WARM_RATIO, warmth)

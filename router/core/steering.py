@@ -89,14 +89,19 @@ class Steering:
         if not able:
             return None
         fitting = [load for load in able if self._fits(load.name, shape)] or able
-        candidates: Sequence[ServerLoad] = [
-            load for load in fitting if self._health[load.name].breaker.admits
-        ] or fitting
+        candidates: Sequence[ServerLoad] = fitting
+        all_well = True
+        for load in fitting:
+            health = self._health[load.name]
+            if not health.breaker.admits or health.returned_at is not None:
+                all_well = False
+        if not all_well:
+            candidates = self._sound(fitting)
         if self.limits is not None:
             candidates = self.limits.with_room(shape, candidates, loads)
             if not candidates:
                 return None
-        if self.slow_start_s and len(candidates) > 1:
+        if not all_well and self.slow_start_s and len(candidates) > 1:
             candidates = self._warm(shape, candidates, now) or candidates
         decision = self.policy.choose(shape, candidates, loads, now)
         if decision.reason is Reason.ONLY_SERVER and len(fitting) < len(able):
@@ -161,6 +166,9 @@ class Steering:
             if able:
                 return able
         return []
+
+    def _sound(self, fitting: Sequence[ServerLoad]) -> Sequence[ServerLoad]:
+        return [load for load in fitting if self._health[load.name].breaker.admits] or fitting
 
     def _warm(
         self, shape: RequestShape, candidates: Sequence[ServerLoad], now: float

@@ -333,4 +333,9 @@ class Attempt:
         self.counter.finish()
         now = self._made_by.clock()
         if self._lease.release(outcome, now) and self._lease.shape.sequences:
-            self._judge(verdict, now)
+            # Few have something to say: most succeed at a server that has not failed of late.
+            news = verdict is Verdict.FAILURE or (
+                verdict is Verdict.SUCCESS and self._upstream.health.breaker.failures
+            )
+            if news or self._on_trial:
+                self._judge(verdict, now)
