@@ -84,7 +84,7 @@ class Reading:
     def _secret(self, name: str) -> str | None:
         """Return the key in the file or variable of an option."""
         given = self._given(name, KEY_BYTES_MAX)
-        return None if given is None else self._one_key(*given)
+        return None if given is None else self.one_key(*given)
 
     def _given(self, name: str, bytes_max: int) -> tuple[str, str] | None:
         """Return the text that `name` or `name`_file gives, and where it is from."""
@@ -98,9 +98,10 @@ class Reading:
             return variable.text, where
         if path is None:
             return None
-        return self._file(path, self._origins[f"{name}_file"], bytes_max)
+        return self.file(path, self._origins[f"{name}_file"], bytes_max)
 
-    def _file(self, path: str, where: str, bytes_max: int) -> tuple[str, str] | None:
+    def file(self, path: str, where: str, bytes_max: int) -> tuple[str, str] | None:
+        """Return a file's text, and where it is from; None if it cannot be read."""
         where = f"{where}: {path}"
         try:
             with Path(path).open("rb") as file:
@@ -114,7 +115,8 @@ class Reading:
             return None
         return data.decode("utf-8", "replace"), where
 
-    def _one_key(self, text: str, where: str) -> str | None:
+    def one_key(self, text: str, where: str) -> str | None:
+        """Return the key that a text is, None if it is none."""
         problem = _key_problem(text.strip())
         if problem is not None:
             self._problems.append(f"{where}: {problem}")
@@ -154,10 +156,10 @@ class Reading:
             return None
         if variable is not None:
             where = f"{placed.where}: environment {variable}"
-            return self._one_key(self._environ.get(variable, ""), where)
+            return self.one_key(self._environ.get(variable, ""), where)
         if path is not None:
-            read = self._file(path, placed.where, KEY_BYTES_MAX)
-            return None if read is None else self._one_key(*read)
+            read = self.file(path, placed.where, KEY_BYTES_MAX)
+            return None if read is None else self.one_key(*read)
         return self._secret(_ALL + name)
 
     def _of(self, placed: Placed, name: str) -> Any:
@@ -176,6 +178,13 @@ class Reading:
         except TlsError as error:
             self._problems.append(f"{self._origins['tls_cert_file']}: {error}")
         return tls
+
+
+def read_key(path: str, where: str, problems: list[str]) -> str | None:
+    """Return the key in a file; append what is wrong with it to `problems`."""
+    reading = Reading({}, {}, {}, problems)
+    read = reading.file(path, where, KEY_BYTES_MAX)
+    return None if read is None else reading.one_key(*read)
 
 
 def _key_problem(key: str) -> str | None:

@@ -14,6 +14,7 @@ from router.core.learner import CROSSOVER_MAX
 from router.curve_plot import Curve, plot
 from router.kinds import Url
 from router.problems import SettingsError, not_allowed
+from router.security import read_key
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -33,14 +34,22 @@ class StatusError(Exception):
 def main(arguments: Sequence[str], parser: argparse.ArgumentParser) -> int:
     """Run the command. `parser` raises SettingsError on what it does not know."""
     parser.add_argument("--url", default=DEFAULT_URL, help=f"the router ({DEFAULT_URL})")
+    parser.add_argument(
+        "--key-file", metavar="FILE", help="file with a client key, or the admin key"
+    )
     parser.add_argument("--json", action="store_true", help="print what the router told, as JSON")
     options = parser.parse_args(arguments)
     try:
         url = Url().from_text(options.url)
     except ValueError:
         raise SettingsError([not_allowed("flag --url", options.url, Url().allowed)]) from None
+    problems: list[str] = []
+    path = options.key_file
+    key = None if path is None else read_key(path, "flag --key-file", problems)
+    if problems:
+        raise SettingsError(problems)
     try:
-        told = fetch(url)
+        told = fetch(url, key)
         text = json.dumps(told, indent=2) if options.json else screen(url, told)
     except StatusError as error:
         print(f"crossover: {error}", file=sys.stderr)
@@ -49,9 +58,10 @@ def main(arguments: Sequence[str], parser: argparse.ArgumentParser) -> int:
     return EXIT_OK
 
 
-def fetch(url: str) -> dict[str, Any]:
+def fetch(url: str, key: str | None = None) -> dict[str, Any]:
     """Ask a router for its state, its model and its latest decisions."""
-    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False) as client:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, headers=headers) as client:
         return {name: _get(client, name) for name in ("state", "model", "decisions")}
 
 
@@ -59,6 +69,8 @@ def _get(client: httpx.Client, name: str) -> Any:
     where = f"{str(client.base_url).rstrip('/')}/crossover/{name}"
     try:
         answer = client.get(f"/crossover/{name}")
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise StatusError(f"{where}: it asks for a key: name a file with one by --key-file")
         if answer.status_code != httpx.codes.OK:
             raise StatusError(f"{where}: HTTP {answer.status_code}: is it a router?")
         return answer.json()

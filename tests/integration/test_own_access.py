@@ -9,11 +9,13 @@ import socket
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
 import uvicorn
 
+from router.cli import main
 from router.core.types import Role, ServerSpec
 from router.dataplane.app import create_app
 from router.dataplane.control import PATHS
@@ -177,6 +179,22 @@ async def test_probes_and_load_polls_carry_the_servers_key_and_nobody_elses() ->
         assert {call.header("authorization") for call in it.engine.calls} == {
             f"Bearer {KEYS['engine']}"
         }
+
+
+async def test_crossover_status_brings_a_key_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = tmp_path / "key"
+    async with house() as it:
+        status = ["status", "--json", "--url", str(it.http.base_url)]
+        assert await asyncio.to_thread(main, status) == 1
+        assert "name a file with one by --key-file" in capsys.readouterr().err
+        key.write_text(KEYS["client"])
+        assert await asyncio.to_thread(main, [*status, "--key-file", str(key)]) == 0
+        assert "spec" in capsys.readouterr().out
+    key.write_text("not a key")
+    assert main([*status, "--key-file", str(key)]) == 2
+    assert "flag --key-file" in capsys.readouterr().err
 
 
 async def test_no_key_is_in_any_answer_log_line_or_metric() -> None:
