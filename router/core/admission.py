@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain, islice
 from math import ceil, exp
 from typing import Generic, NamedTuple, TypeVar
 
@@ -183,6 +184,10 @@ class Line(Generic[T]):
             for item in waiting:
                 return item
         return None
+
+    def first(self, count: int) -> list[T]:
+        """Return the next so many that wait, in the order in which they would go."""
+        return list(islice(chain.from_iterable(self._classes.values()), count))
 
     def overdue(self, since: float) -> list[T]:
         """Return those that have waited since before a time. They still wait."""

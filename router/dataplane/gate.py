@@ -29,6 +29,9 @@ from router.settings import Admission
 
 Admit = Callable[[Call, Inbound, Decision], None]
 
+# So many are looked at in a row for whom there is no room.
+_LOOK_MAX = 32
+
 
 class Gate:
     """Lets requests in: `admit` starts an attempt at the server of a decision."""
@@ -151,6 +154,8 @@ class Gate:
         sequences = inbound.peek.shape.sequences
         call.waiting = Waiting(inbound, now)
         self._ledger.on_room = self.wake
+        if (head := self._line.head()) is not None and head.refused:
+            self.wake()  # it may hold a place free for another server only
         gives_way = self._line.join(call, record.priority, sequences, now)
         if gives_way is None:
             return
@@ -174,22 +179,37 @@ class Gate:
             call.answer(reply)
 
     def _serve_waiting(self) -> None:
-        """Serve the line from its head, as far as there is room."""
+        """Serve the line from its head, as far as there is room.
+
+        Who may go to some servers only does not hold up those behind it; anyone else does.
+        """
         self._wake_due = False
-        while (call := self._line.head()) is not None:
-            waiting = call.waiting
-            assert waiting is not None
-            inbound = waiting.inbound
-            try:
-                shape, now = inbound.peek.shape, self._clock()
-                decision = self._steering.decide(shape, now, call.refused, call.why)
-                if decision is None:
+        again = True
+        while again:
+            again = False
+            for call in self._line.first(_LOOK_MAX):
+                if self._serve(call):
+                    again = True
+                elif not call.refused:
                     return
-                self.leave(call, Waited.SERVED)
-                self._admit(call, inbound, decision)
-            except Exception as error:  # noqa: BLE001  (those behind it are not to blame)
-                self.leave(call, Waited.TURNED_AWAY)
-                call.fail(error)
+
+    def _serve(self, call: Call) -> bool:
+        """Let a call in that waits; False if there is still no room for it."""
+        waiting = call.waiting
+        if waiting is None:
+            return True
+        inbound = waiting.inbound
+        try:
+            shape, now = inbound.peek.shape, self._clock()
+            decision = self._steering.decide(shape, now, call.refused, call.why)
+            if decision is None:
+                return False
+            self.leave(call, Waited.SERVED)
+            self._admit(call, inbound, decision)
+        except Exception as error:  # noqa: BLE001  (those behind it are not to blame)
+            self.leave(call, Waited.TURNED_AWAY)
+            call.fail(error)
+        return True
 
     def _retry_after_s(self, call: Call, now: float) -> int:
         self._observe(now)

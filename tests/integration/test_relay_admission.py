@@ -10,7 +10,18 @@ import pytest
 
 from router.core.admission import Limits, Priority, Room
 from router.settings import Admission
-from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, Rig, event, running, until
+from tests.integration.rig import (
+    ADMIN_KEY,
+    BOTH_LOOPS,
+    CHAT,
+    DONE,
+    Call,
+    Engine,
+    Rig,
+    event,
+    running,
+    until,
+)
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
@@ -352,3 +363,26 @@ async def test_hundreds_that_wait_and_leave_cost_no_lease_and_no_engine() -> Non
         held.end()
         await rig.settled()
         assert len(held.calls) == 1
+
+
+async def test_who_waits_for_one_server_does_not_hold_up_the_others() -> None:
+    """Its server is full, or down: what those behind it wait for is another one."""
+    held, other = Held(), Held()
+    headers = "authorization: Bearer " + ADMIN_KEY
+    async with crowded(held, base=Engine(other)) as (rig, crowd):
+        await crowd.send("on-base")
+        await other.began(1)
+        await crowd.wait("only-spec", "x-crossover-target: spec", headers)
+        await crowd.wait("any")
+        other.end()
+        await other.began(2)
+        assert other.served == ["on-base", "any"]
+        other.end()
+        await until(lambda: rig.ledger.load("base").sequences == 0)
+        await crowd.send("late")  # the one for spec still waits before it
+        await other.began(3)
+        assert len(rig.relay.gate.line) == 1
+        held.end()
+        await held.began(2)
+        assert held.served == ["first", "only-spec"]
+        other.end()

@@ -67,6 +67,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def it_is_what_the_list_says(self) -> None:
         assert self.line.waiting() == self.ordered()
+        assert self.line.first(2) == self.ordered()[:2]
         assert len(self.line) == len(self.model)
         for priority in Priority:
             mine = [item for item in self.model if item[1] is priority]
