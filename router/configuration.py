@@ -152,7 +152,7 @@ def _settings(
             idle_s=values["idle_timeout_s"],
         ),
         body_limit_bytes=values["body_limit_mb"] * 2**20,
-        admission=_admission(values),
+        admission=_admission(values, servers),
         keepalive_s=values["keepalive_s"],
         drain_timeout_s=values["drain_timeout_s"],
         allow_target=values["allow_target"],
@@ -163,10 +163,18 @@ def _settings(
     )
 
 
-def _admission(values: Mapping[str, Any]) -> Admission:
+def _admission(values: Mapping[str, Any], servers: Sequence[ServerSpec]) -> Admission:
+    sequences, tokens = values["server_sequences_max"], values["server_prefill_tokens_max"]
     limits = Limits(
         total=Room(values["sequences_max"], values["prefill_tokens_max"]),
-        each=Room(values["server_sequences_max"], values["server_prefill_tokens_max"]),
+        each=Room(sequences, tokens),
+        of={
+            server.name: Room(
+                server.sequences_max or sequences, server.prefill_tokens_max or tokens
+            )
+            for server in servers
+            if server.sequences_max or server.prefill_tokens_max
+        },
     )
     return Admission(
         limits,

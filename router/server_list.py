@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from router.core.types import Layout, Role, ServerSpec
-from router.kinds import Kind, Text, Url, YesNo
+from router.kinds import Kind, Text, Url, Whole, YesNo
 from router.problems import not_allowed, unknown
 from router.settings import NO_SERVER
 from router.yaml_file import YamlFile
@@ -96,9 +96,7 @@ def _server(file: YamlFile, path: str, item: object, problems: list[str]) -> Pla
         for key in item
         if key not in SERVER_KEYS
     )
-    problems.extend(
-        f"{where}: {key} is missing" for key in _KEYS if key not in item and key != "gpus"
-    )
+    problems.extend(f"{where}: {key} is missing" for key in _NEEDED if key not in item)
     values: dict[str, Any] = {}
     for key, (read, allowed) in (*_KEYS.items(), *_ACCESS_READERS.items()):
         if key in item:
@@ -128,12 +126,17 @@ def _gpus(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+_COUNT = Whole(1, 100_000)
+_TOKENS = Whole(1, 100_000_000)
+_NEEDED = ("name", "role", "url")
 _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
     {
         "name": (_name, f"1 to 32 of a-z 0-9 . _ - (not first), and not {NO_SERVER!r}"),
         "role": (Role, f"one of {', '.join(Role)}"),
         "url": (Url().from_yaml, Url().allowed),
         "gpus": (_gpus, "a list of device indices, each once, such as [0, 1, 2, 3]"),
+        "sequences_max": (_COUNT.from_yaml, _COUNT.allowed),
+        "prefill_tokens_max": (_TOKENS.from_yaml, _TOKENS.allowed),
     }
 )
 _KEY_FILE = Text("the path of a file with the key", "FILE")

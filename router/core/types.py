@@ -71,12 +71,17 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """One engine server as configured. `name` is unique; `gpus` are device indices, if known."""
+    """One engine server as configured. `name` is unique; `gpus` are device indices, if known.
+
+    `sequences_max` and `prefill_tokens_max` bound what it is given, None: as the others.
+    """
 
     name: str
     role: Role
     url: str
     gpus: tuple[int, ...] = ()
+    sequences_max: int | None = None
+    prefill_tokens_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from router.configuration import Resolved, changed_live, resolve
+from router.core.admission import Room
 from router.core.types import Layout, Role, ServerSpec
 from router.options import OPTIONS, Option
 from router.problems import SettingsError
@@ -425,3 +426,22 @@ def test_a_reload_shows_no_key(tmp_path: Path) -> None:
     assert "hunter2" not in str((change.changed, change.kept))
     assert any(line.startswith("keys, certificates") for line in change.kept)
     assert change.resolved.settings.security == old.settings.security
+
+
+def test_a_server_may_have_a_limit_of_its_own(config: Config) -> None:
+    first = "{name: a, role: spec, url: 'http://h:1', sequences_max: 48}"
+    second = "{name: b, role: base, url: 'http://h:2'}"
+    text = f"servers:\n  - {first}\n  - {second}\nserver_sequences_max: 200\n"
+    path = config(text + "server_prefill_tokens_max: 9000\nsequences_max: 220\n")
+    limits = resolve({"config": [path]}, {}).settings.admission.limits
+    assert limits.of == {"a": Room(48, 9000)}
+    assert limits.each == Room(200, 9000)
+    assert limits.total == Room(220, None)
+
+
+@pytest.mark.parametrize("value", ["0", "true", "many", "1.5"])
+def test_a_servers_limit_must_be_a_count(config: Config, value: str) -> None:
+    server = f"{{name: a, role: spec, url: 'http://h:1', sequences_max: {value}}}"
+    found = problems({"config": [config(f"servers:\n  - {server}\n")]})
+    assert "servers[0].sequences_max: " in found[0]
+    assert "expected an integer from 1 to 100000" in found[0]
