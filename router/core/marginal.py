@@ -89,8 +89,8 @@ class MarginalPolicy:
     def _on_shared(
         self, asked: "_Asked", candidates: Sequence[ServerLoad], loads: Sequence[ServerLoad]
     ) -> Decision:
-        reason = self._role.update(asked.sequences, loads, asked.now)
-        wanted = [load for load in candidates if load.role is self._role.role]
+        role, reason = self._role.choose(asked.sequences, loads, asked.now)
+        wanted = [load for load in candidates if load.role is role]
         if not wanted:
             return Decision(self._cheapest(asked, candidates)[0].name, Reason.ONLY_SERVER)
         chosen, at_home = self._cheapest(asked, wanted)

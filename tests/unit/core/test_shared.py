@@ -113,3 +113,48 @@ def test_a_calibration_of_few_windows_is_not_forgotten_for_the_age_of_the_clock(
     spec = node.learner.servers["spec"].on
     assert spec.weight(32) == pytest.approx(2, rel=0.1)
     assert believed.value == pytest.approx(_BASE(level), rel=0.05)
+
+
+class TestTrial:
+    """From nothing: half of the load shows what a change would be worth."""
+
+    def cold(self, spec: Curve, base: Curve) -> Steered:
+        return Steered({"spec": spec, "base": base}, declared=Layout.SHARED, shared=True)
+
+    def test_a_trial_that_is_lost_is_no_change(self) -> None:
+        node = self.cold(spec=line(4, 0.4), base=line(7, 0.1))
+        node.run(40, 60)
+        assert node.requests["spec"] > 0
+        assert node.policy.switches == 0
+        before = node.requests["spec"]
+        node.run(40, 60)
+        assert node.requests["spec"] == before
+
+    @pytest.mark.parametrize("clients", [1, 8, 40])
+    def test_a_trial_that_is_won_is_one_change(self, clients: int) -> None:
+        node = self.cold(spec=_SPEC, base=_BASE)
+        node.run(clients, 60)
+        assert in_charge(node) is Role.SPEC
+        assert node.policy.switches == 1
+
+    def test_a_trial_leaves_half_of_the_load_where_it_was(self) -> None:
+        node = self.cold(spec=_SPEC, base=_BASE)
+        moved = [0]
+        while in_charge(node) is Role.BASE and node.now < 60:
+            moved.append(node.ledger.load("spec").sequences)
+            node.run(32, 0.25)
+        assert in_charge(node) is Role.SPEC
+        assert max(moved) == 16
+
+    def test_it_never_changes_twice_within_a_minute(self) -> None:
+        # Faster at half of the load, slower with all of it: what a trial cannot see.
+        node = self.cold(spec=line(2, 0.25), base=line(7, 0.05))
+        changes = []
+        for _ in range(1200):
+            switches = node.policy.switches
+            node.run(36, 0.25)
+            if node.policy.switches > switches:
+                changes.append(node.now)
+        assert in_charge(node) is Role.BASE
+        assert len(changes) == 2
+        assert changes[1] - changes[0] >= 60
