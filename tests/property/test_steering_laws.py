@@ -100,7 +100,7 @@ class Histories(RuleBasedStateMachine):
     @rule(name=st.sampled_from("abcd"), running=_JUNK, queued=_JUNK, threshold=_JUNK)
     def report(self, name: str, running: object, queued: object, threshold: object) -> None:
         switch = SwitchReport("active", "on", threshold)  # type: ignore[arg-type]
-        report = EngineReport(running, queued, None, switch)  # type: ignore[arg-type]
+        report = EngineReport(running, queued, switch)  # type: ignore[arg-type]
         self.steering.engine_reported(name, self.now, report)
 
     @rule(name=st.sampled_from("abcd"), up=st.booleans())
