@@ -134,13 +134,18 @@ def _shown(times: StepTimes, mode: Mode) -> dict[int, float]:
 
 @contextmanager
 def _unheard(scheduler: Any, switch: Switch) -> Iterator[None]:
-    """Let nobody hear of these requests: no client, no metrics, no trace."""
+    """Let nobody hear of these requests: no client, no metrics, no trace; and refuse none."""
 
     def drop(*_: Any) -> None:
         return
 
     with (
-        swapped(scheduler, recv_requests=None, current_scheduler_metrics_enabled=False),
+        swapped(
+            scheduler,
+            recv_requests=None,
+            max_queued_requests=None,
+            current_scheduler_metrics_enabled=False,
+        ),
         swapped(scheduler.send_to_detokenizer, send_output=drop),
         swapped(scheduler.send_to_tokenizer, send_output=drop),
         swapped(switch, trace=None),

@@ -68,7 +68,10 @@ def test_without_its_hook_nothing_ever_switches(laboratory: Laboratory) -> None:
 @pytest.fixture(params=[TREE.on_two_ranks(), CHAIN_V2], ids=str)
 def engine(request: pytest.FixtureRequest) -> Engine:
     return request.param.with_options(
-        "goodput", speculative_switch_policy="goodput", speculative_switch_dwell_steps=4
+        "goodput",
+        speculative_switch_policy="goodput",
+        speculative_switch_dwell_steps=4,
+        max_queued_requests=4,  # measuring is not bound by it
     )
 
 
@@ -86,7 +89,7 @@ async def test_a_server_measures_itself_and_its_ranks_agree(
     try:
         served.wait_until_healthy()
         alone = await texts(served, 1)
-        assert await texts(served, 8) == alone * 8
+        assert await texts(served, 4) == alone * 4
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
             load = (await client.get(served.url + "/v1/loads")).json()["loads"][0]
             exported = (await client.get(served.url + "/metrics")).text
@@ -104,6 +107,39 @@ async def test_a_server_measures_itself_and_its_ranks_agree(
     assert len(steps) == engine.options.get("tp_size", 1)
     assert all(rank == steps[0] for rank in steps.values())
     assert steps[0][0][0] == 0  # the measured steps are not among them
+
+
+def test_times_are_measured_once(models: Path, tmp_path: Path) -> None:
+    engine = CHAIN_V2.with_options("again", speculative_switch_policy="goodput")
+    logs = [started_log(engine, models, tmp_path) for _ in range(2)]
+    assert "step times measured in" in logs[0]
+    (file,) = (tmp_path / "cache").iterdir()
+    assert f"step times are those of {file}" in logs[1]
+    assert "step times measured in" not in logs[1]
+
+
+def started_log(engine: Engine, models: Path, folder: Path) -> str:
+    environment = {"SGLANG_SPEC_SWITCH_CACHE": str(folder / "cache")}
+    served = start_engine(engine, models, folder, environment)
+    try:
+        served.wait_until_healthy()
+        return served.log.read_text()
+    finally:
+        served.stop()
+
+
+def test_a_table_that_cannot_be_read_ends_the_start(models: Path, tmp_path: Path) -> None:
+    engine = CHAIN_V2.with_options("no-table", speculative_switch_policy="goodput")
+    environment = {"SGLANG_SPEC_SWITCH_TIMES": str(tmp_path / "missing.json")}
+    served = start_engine(engine, models, tmp_path, environment)
+    try:
+        assert served.process.wait(PATIENCE_S) == 2
+    finally:
+        served.stop()
+    message = served.log.read_text()
+    assert "speculation switch: step times cannot be read" in message
+    assert "missing.json" in message
+    assert "Traceback" not in message
 
 
 def check_cache(cache: Path, engine: Engine) -> None:

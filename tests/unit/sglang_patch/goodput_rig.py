@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sglang_patch.config import GOODPUT, Config
 from sglang_patch.goodput import GoodputRule
-from sglang_patch.rule import Mode
+from sglang_patch.rule import Mode, Rule
 from sglang_patch.step_times import Curve, StepTimes
 from sglang_patch.switch import Switch
 
@@ -18,7 +18,7 @@ CHAIN = StepTimes(
 )
 
 
-def make_switch(rule: GoodputRule, clock: Callable[[], float] = lambda: 0.0) -> Switch:
+def make_switch(rule: Rule, clock: Callable[[], float] = lambda: 0.0) -> Switch:
     switch = Switch(Config(None, None, policy=GOODPUT), clock)
     switch.follow(rule)
     return switch
@@ -32,11 +32,12 @@ def make_rule(times: StepTimes = CHAIN, **more: object) -> GoodputRule:
 class Bench:
     """Decode steps of one engine; its clock runs by what the steps take."""
 
-    rule: GoodputRule
+    rule: Rule
     truth: StepTimes = CHAIN
     accept: float = 2.2
     stalls: random.Random | None = None
     now_s: float = 0.0
+    tokens: float = 0.0
     step: int = 0
     modes: list[Mode] = field(default_factory=list)
     switch: Switch = field(init=False)
@@ -53,6 +54,7 @@ class Bench:
             if self.stalls is not None and self.stalls.random() < 0.05:
                 self.now_s += 0.5
             tokens = self.accept * running if mode is Mode.ON else running
+            self.tokens += tokens
             self.switch.finished(mode, running, round(tokens), graph_missed=False)
             self.modes.append(mode)
         return self.modes[-steps:]

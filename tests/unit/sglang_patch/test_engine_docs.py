@@ -34,7 +34,8 @@ def test_every_figure_of_the_load_metrics_is_documented() -> None:
 
 
 def test_every_metric_is_documented_with_its_labels() -> None:
-    rows = TEXT.split("|---|---|---|---|\n", 1)[1].split("\n\n", 1)[0].splitlines()
+    metrics = TEXT[TEXT.index("| metric | type |") :]
+    rows = metrics.split("|---|---|---|---|\n", 1)[1].split("\n\n", 1)[0].splitlines()
     names = [row.split("|")[1].strip(" `").removeprefix("sglang:spec_switch_") for row in rows]
     assert sorted(names) == sorted(
         [name for name, _, _ in GAUGES] + [f"{name}_total" for name, _, _ in COUNTERS]
