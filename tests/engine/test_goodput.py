@@ -30,18 +30,24 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600), pytest.mark.anyio]
 
 PATIENCE_S = 120.0
 CASES = [FEATURES[name] for name in ("burst", "staggered", "stops", "aborts", "chunked")]
-JOBS = [Job(engine, CASES, GOODPUT) for engine in (TREE, CHAIN_V2, CHAIN_V2_PAGED)]
+DEFERRED = {**GOODPUT, "SGLANG_SPEC_SWITCH_DRAFT_SYNC": "deferred"}
+JOBS = {
+    "tree": Job(TREE, CASES, GOODPUT),
+    "chain": Job(CHAIN_V2, CASES, GOODPUT),
+    "chain-paged": Job(CHAIN_V2_PAGED, CASES, GOODPUT),
+    "chain-deferred": Job(CHAIN_V2, CASES, DEFERRED),
+}
 
 
 @pytest.mark.parametrize("case", [case.name for case in CASES])
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.engine.name)
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_answers_are_those_of_the_plain_engine(job: Job, case: str, laboratory: Laboratory) -> None:
     result = laboratory.result(job, case)
     assert_same_answers(result, laboratory.result(Job(PLAIN, CASES), case))
     assert result.accounting == CLEAN
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.engine.name)
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_the_mode_follows_the_table(job: Job, laboratory: Laboratory) -> None:
     """By it an ON step takes as long as an OFF step up to three requests, and 50 times as long from
     four on.
