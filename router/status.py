@@ -114,6 +114,7 @@ def _lines(
     rules = f"policy {policy['name']} ({policy['objective']}), layout {state['layout']}"
     lines = [
         f"crossover {state['version']} at {url}: {rules}",
+        *_exceptions(state),
         _crossover(model["crossover"]),
         "",
         *_table(state["servers"], model["servers"]),
@@ -131,6 +132,21 @@ def _lines(
     lines.append(f"latest {sum(reasons.values())} decisions: {counts or 'none'}")
     warnings = [*state["parity_warnings"], *filter(None, [state["layout_warning"]])]
     return [*lines, *(f"warning: {warning}" for warning in warnings)]
+
+
+def _exceptions(state: Mapping[str, Any]) -> list[str]:
+    """Say what an operator has put in place of the settings, or that the end is near."""
+    lines = []
+    override, configured = state["policy"]["override"], state["policy"]["configured"]
+    if override is not None:
+        at = "" if override["threshold"] is None else f" at {override['threshold']}"
+        minutes = override["remaining_s"] / 60
+        lines.append(f"override: this policy{at} for {minutes:.1f} min more, then {configured}")
+    if not state["settings_latest"]:
+        lines.append("settings: the ones that were read last are wrong, see the log")
+    if state["stage"] != "serving":
+        lines.append(f"stage: {state['stage']}, new requests are refused")
+    return lines
 
 
 def _crossover(load: int | None) -> str:
@@ -177,7 +193,7 @@ def _row(server: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[str, ...]
     return (
         server["name"],
         server["role"],
-        server["state"],
+        f"{server['state']}, drained" if server["drained"] else server["state"],
         str(server["load"]["sequences"]),
         told,
         "-" if speed is None else f"{speed * load:.0f}",

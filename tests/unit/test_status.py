@@ -20,7 +20,7 @@ URL = "http://127.0.0.1:30000"
 
 def server(name: str, role: str, sequences: int) -> dict[str, Any]:
     return {
-        "name": name, "role": role, "state": "up", "load": {"sequences": sequences},
+        "name": name, "role": role, "state": "up", "drained": False, "load": {"sequences": sequences},
         "engine": {
             "running": sequences + 2, "queued": 1, "token_usage": 0.25,
             "switch": {"state": "active", "mode": "off", "off_share": 0.31},
@@ -36,7 +36,10 @@ def curve(at_one: float, slope: float) -> dict[str, Any]:
 TOLD: dict[str, Any] = {
     "state": {
         "version": "1.2.3", "layout": "disjoint", "layout_warning": "they seem to share GPUs",
-        "policy": {"name": "marginal", "objective": "summed"},
+        "stage": "serving", "settings_latest": True,
+        "policy": {
+            "name": "marginal", "objective": "summed", "configured": "marginal", "override": None,
+        },
         "servers": [server("fast", "spec", 4), server("wide", "base", 0)],
         "parity_warnings": ["dtype differs"],
     },
@@ -60,6 +63,23 @@ def test_a_screen_has_the_policy_the_servers_the_crossover_and_the_reasons() -> 
     assert f"tokens missed, of the {missed}" in lines
     assert lines[-2:] == ["warning: dtype differs", "warning: they seem to share GPUs"]
     assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_screen_says_what_an_operator_has_changed() -> None:
+    told = deepcopy(TOLD)
+    told["state"] |= {"stage": "draining", "settings_latest": False}
+    told["state"]["policy"] |= {
+        "name": "split",
+        "override": {"policy": "split", "threshold": 4, "remaining_s": 90.0},
+    }
+    told["state"]["servers"][0]["drained"] = True
+    lines = [" ".join(line.split()) for line in screen(URL, told).splitlines()]
+    assert lines[1:4] == [
+        "override: this policy at 4 for 1.5 min more, then marginal",
+        "settings: the ones that were read last are wrong, see the log",
+        "stage: draining, new requests are refused",
+    ]
+    assert any(line.startswith("fast spec up, drained 4") for line in lines)
 
 
 def test_a_screen_of_a_router_that_knows_nothing() -> None:

@@ -22,6 +22,9 @@ const REASONS = {
   affinity: "its conversation is there",
   stay: "a change would not pay",
   switch: "the role in charge has just changed",
+  override: "another policy was put in force for a while",
+  target: "the request names its server",
+  stored: "it holds the response that the request is about",
 };
 
 const byId = (id) => document.getElementById(id);
@@ -203,9 +206,9 @@ function drawServers(servers) {
   byId("servers").replaceChildren(...servers.map((server) => {
     const { rate, ttft } = latest(server.name);
     const engine = server.engine;
-    const state = server.up ? "● up" : `✕ ${server.state}${server.last_error ? `: ${server.last_error}` : ""}`;
+    const state = server.up ? (server.drained ? "○ drained" : "● up") : `✕ ${server.state}${server.last_error ? `: ${server.last_error}` : ""}`;
     return row([
-      [`${server.name} (${server.role})`], [state, server.up ? "up" : "down"],
+      [`${server.name} (${server.role})`], [state, server.up && !server.drained ? "up" : "down"],
       [number(server.load.sequences), "n"], [number(server.load.prefill_sequences), "n"],
       [number(rate), "n"], [seconds(ttft), "n"],
       [number(engine?.running), "n"], [number(engine?.queued), "n"], [share(engine?.token_usage), "n"],
@@ -221,7 +224,9 @@ function drawNow(state, model, decisions) {
   const [reason] = Object.entries(counts).sort((a, b) => b[1] - a[1])[0] || [];
   const where = policy.mode ? `All go to ${policy.mode}` : "Each request is placed by itself";
   const why = reason ? `; most often because: ${REASONS[reason] || reason}` : "";
-  set("mode", `Policy ${policy.name}, ${state.layout} GPUs. ${where}${why}.`);
+  const override = policy.override;
+  const until = override ? ` (${Math.ceil(override.remaining_s / 60)} min more, then ${policy.configured})` : "";
+  set("mode", `Policy ${policy.name}${until}, ${state.layout} GPUs. ${where}${why}.`);
   set("about", `${state.version}`);
   set("in-flight", number(sum(state.servers.map((server) => server.load.sequences))));
   const all = state.servers.map((server) => latest(server.name));
@@ -254,7 +259,7 @@ let before = null;
 function noteChanges(state) {
   const now = { "the mode": state.policy.mode || "none" };
   for (const server of state.servers) {
-    now[server.name] = server.up ? "up" : server.state;
+    now[server.name] = server.up ? (server.drained ? "drained" : "up") : server.state;
     if (server.engine?.switch) now[`speculation on ${server.name}`] = server.engine.switch.mode;
   }
   for (const [what, value] of Object.entries(before ? now : {})) {
