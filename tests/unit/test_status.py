@@ -20,7 +20,8 @@ URL = "http://127.0.0.1:30000"
 
 def server(name: str, role: str, sequences: int) -> dict[str, Any]:
     return {
-        "name": name, "role": role, "state": "up", "drained": False, "load": {"sequences": sequences},
+        "name": name, "role": role, "state": "up", "drained": False,
+        "load": {"sequences": sequences},
         "engine": {
             "running": sequences + 2, "queued": 1, "token_usage": 0.25,
             "switch": {"state": "active", "mode": "off", "off_share": 0.31},

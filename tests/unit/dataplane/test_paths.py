@@ -1,6 +1,13 @@
 import pytest
 
-from router.dataplane.paths import Control, Inference, ServerInfo, Unknown, classify
+from router.dataplane.paths import (
+    Control,
+    Inference,
+    ServerInfo,
+    StoredResponse,
+    Unknown,
+    classify,
+)
 
 # Every path of SGLang 0.5.12.post1 that changes an engine's state or reads its weights.
 CONTROL = """
@@ -129,3 +136,34 @@ def test_ids_go_where_the_engine_takes_them() -> None:
         "/classify": "rid",
         "/invocations": "rid",
     }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "endpoint"),
+    [
+        ("GET", "/v1/responses/resp_1", "/v1/responses/{id}"),
+        ("HEAD", "/v1/responses/resp_1", "/v1/responses/{id}"),
+        ("POST", "/v1/responses/resp_1/cancel", "/v1/responses/{id}/cancel"),
+    ],
+)
+def test_a_stored_response_is_read_and_cancelled(method: str, path: str, endpoint: str) -> None:
+    route = classify(method, path)
+    assert isinstance(route, StoredResponse)
+    assert (route.response_id, route.endpoint) == ("resp_1", endpoint)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("DELETE", "/v1/responses/resp_1", {"GET", "HEAD"}),
+        ("GET", "/v1/responses/resp_1/cancel", {"POST"}),
+        ("GET", "/v1/responses/resp_1/input_items", set()),
+        ("GET", "/v1/responses/", set()),
+        ("GET", "/v1/responses/..", set()),
+        ("GET", "/v1/responses/a%2Fb", set()),
+        ("GET", "/v1/responses//cancel", set()),
+        ("POST", "/v1/responses/a/cancel/b", set()),
+    ],
+)
+def test_nothing_else_below_responses_is_relayed(method: str, path: str, allow: set[str]) -> None:
+    assert classify(method, path) == Unknown(frozenset(allow))

@@ -203,3 +203,19 @@ def test_what_is_no_conversation_has_no_session(messages: object) -> None:
 
 def test_a_lone_prompt_has_no_session() -> None:
     assert session({"prompt": "a"}, path="/v1/completions") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "continues"),
+    [
+        ("/v1/responses", {"input": "a", "previous_response_id": "resp_1"}, "resp_1"),
+        ("/v1/responses", {"input": "a", "previous_response_id": None}, None),
+        ("/v1/responses", {"input": "a", "previous_response_id": 3}, None),
+        ("/v1/responses", {"input": "a"}, None),
+        (CHAT, chat("hi", previous_response_id="resp_1"), None),
+    ],
+)
+def test_the_response_that_a_request_goes_on_from_is_seen(
+    path: str, body: Any, continues: str | None
+) -> None:
+    assert look(path, body).continues == continues
