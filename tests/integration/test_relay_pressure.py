@@ -408,7 +408,7 @@ async def test_a_shutdown_in_mid_stream_gives_every_lease_back() -> None:
         rig.server.should_exit = True
         await rig.record()
         assert len(ledger) == 0
-        assert rig.observer.records[0].outcome == "client_disconnect"
+        assert rig.observer.records[0].outcome == "truncated"
         await until(lambda: len(rig.spec.aborts) == 1)
         writer.close()
 
