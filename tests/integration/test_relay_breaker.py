@@ -7,9 +7,9 @@ import pytest
 
 from router.core.breaker import BreakerState
 from router.settings import Admission
-from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, Rig, event, running, until
+from tests.integration.rig import CHAT, DONE, Call, Engine, Rig, event, running, until
 
-pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
+pytestmark = pytest.mark.anyio
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 TWO = Admission(breaker_failures=2)

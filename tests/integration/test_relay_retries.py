@@ -11,7 +11,6 @@ from router.core.retry_budget import FLOOR
 from router.settings import Admission, Timeouts
 from tests.integration.rig import (
     ADMIN_KEY,
-    BOTH_LOOPS,
     CHAT,
     DONE,
     Call,
@@ -21,7 +20,7 @@ from tests.integration.rig import (
     until,
 )
 
-pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
+pytestmark = pytest.mark.anyio
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 FULL = {"error": {"object": "error", "message": "The request queue is full.", "code": 503}}
