@@ -20,6 +20,7 @@ PATIENCE_S = 120.0
 DISABLE = "--speculative-disable-batch-threshold"
 ENABLE = "--speculative-enable-batch-threshold"
 DWELL = "--speculative-switch-dwell-steps"
+POLICY = "--speculative-switch-policy"
 PREFIX = "SGLANG_SPEC_SWITCH_"
 EAGLE = {
     "--speculative-algorithm": "EAGLE3",
@@ -51,6 +52,8 @@ UNUSABLE: Sequence[tuple[tuple[str, ...], dict[str, str], str]] = (
     ((*ARMED, ENABLE, "0"), {}, "would never switch speculation on again"),
     ((ENABLE, "3"), {}, f"{ENABLE} has no effect without {DISABLE}"),
     (ARMED, {"ENABLE_BATCH_THRESHOLD": "9"}, f"{ENABLE} 9 exceeds {DISABLE} 4"),
+    ((*ARMED, POLICY, "goodput"), {}, f"{DISABLE} belongs to {POLICY} threshold"),
+    ((POLICY, "fastest"), {}, f"{POLICY} must be threshold or goodput, not 'fastest'"),
     (ARMED, {"OPTIONAL": "maybe"}, "--speculative-switch-optional must be 1 or 0"),
     ((), {"DISABLE_BATCH_THRESHOLD": "x"}, f"{DISABLE} must be a whole number"),
 )
@@ -58,6 +61,7 @@ ACCEPTED: Sequence[tuple[tuple[str, ...], dict[str, str], dict[str, str]]] = (
     ((), {}, {}),
     (("--speculative-switch-optional",), {}, {"OPTIONAL": "1"}),
     ((DISABLE, "0"), {}, {"DISABLE_BATCH_THRESHOLD": "0"}),
+    ((POLICY, "goodput"), {}, {"POLICY": "goodput"}),
     (ARMED, {"DISABLE_BATCH_THRESHOLD": "90"}, {"DISABLE_BATCH_THRESHOLD": "4"}),
     (
         (*ARMED, "--speculative-switch-optional", "--pp-size", "2"),
