@@ -66,6 +66,7 @@ class Rig:
         port = free_port()
         arguments = [
             *("-m", "router", "serve", "--host", "127.0.0.1", "--port", f"{port}"),
+            *("--drain-timeout-s", "0"),  # who ends a demo does not wait for its requests
             *("--spec-url", self._url(Role.SPEC), "--base-url", self._url(Role.BASE)),
             *("--layout", self._layout, "--policy", policy, "--threshold", f"{threshold}"),
         ]
