@@ -23,7 +23,6 @@ from router.core.types import Reason, Role, ServerLoad
 _LOOK_S = 1.0
 _SEQUENCES_MAX = 512
 _CAPACITY_AT = 256
-_LOADS = (1, 2, 4, 8, 16, 32, 64, 128, _CAPACITY_AT)
 _DRAIN_LIFETIMES = 1.2
 # Saturated: near its capacity, with very many in flight.
 _SATURATED = 0.95
@@ -81,10 +80,10 @@ class RoleChoice:
         first, self._started = not self._started, True
         if not (here.known and there.known):
             return
-        if first and _worst(here, there) > _worst(there, here):
+        ratio = _ratio(here, there, sequences)
+        if first and ratio > 1:
             self.role = there.role
             return
-        ratio = _ratio(here, there, sequences)
         tuning = self._learner.tuning
         new = self.traffic.observed_s < _NEW_S and self.switches == 0
         limit = 1 + tuning.switch_gain if new else tuning.overload_ratio
@@ -177,13 +176,6 @@ def _seconds(server: ServerModel, sequences: float) -> float:
 
 def _rate(server: ServerModel, sequences: float) -> float:
     return sequences / _seconds(server, sequences)
-
-
-def _worst(server: ServerModel, other: ServerModel) -> float:
-    """Return how many times as slow as the other a server is at the load where it is worst: what
-    choosing it may cost while the load is not known.
-    """
-    return max(_ratio(server, other, sequences) for sequences in _LOADS)
 
 
 def _ratio(server: ServerModel, other: ServerModel, sequences: float) -> float:
