@@ -14,6 +14,7 @@ from tests.engine.harness.cases import (
     FEATURES,
     GAPS,
     LONG_GAP,
+    LONG_LOGPROBS,
     RESUMED,
     SQUEEZED,
 )
@@ -88,6 +89,7 @@ GAP_JOBS = [
     deferred(CHAIN_V2, [GAPS], SCHEDULE="every:16", SYNC_WINDOW="5"),
     deferred(CHAIN_V2, [GAPS], SCHEDULE="random:3", SYNC_WINDOW="1"),
     deferred(CHAIN_V2_PAGED, [GAPS], SCHEDULE="every:16", SYNC_WINDOW="7"),
+    deferred(CHAIN_V2, [LONG_LOGPROBS], SCHEDULE="every:4", SYNC_WINDOW="3"),
     above(8, CHAIN_V2, [LONG_GAP]),
 ]
 
@@ -101,6 +103,8 @@ def test_accept_length_after_a_gap_is_as_if_never_off(job: Job, laboratory: Labo
     assert result.tokens == reference.tokens
     assert accept_ratio(result, reference) == pytest.approx(1.0, abs=TOLERANCE)
     assert result.accounting == CLEAN
+    direct = result.internal_state["spec_switch"]["direct_steps"]
+    assert (direct == 0) == (case is LONG_LOGPROBS)
     if case is LONG_GAP:
         assert "off" * 256 in "".join(result.modes)
 

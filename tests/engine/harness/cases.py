@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tests.engine.harness.scenario import Case, Request
 
@@ -161,6 +162,11 @@ LONG = Case(
     "long", [Request(prompt(12, 200 + i), max_new_tokens=120, sampling=ENDLESS) for i in range(8)]
 )
 """Enough steps to compare accept lengths."""
+
+LONG_LOGPROBS = Case(
+    "long-logprobs", [replace(request, top_logprobs=0) for request in LONG.requests]
+)
+"""The same, verified by stock."""
 
 GAPS = Case(
     "gaps", [Request(prompt(12, 300 + i), max_new_tokens=320, sampling=ENDLESS) for i in range(8)]
