@@ -15,7 +15,8 @@ LABEL org.opencontainers.image.title="crossover-router" \
       org.opencontainers.image.version="0.1.0"
 COPY --from=build /opt/crossover /opt/crossover
 ENV PATH=/opt/crossover/bin:$PATH PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin crossover
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin crossover \
+    && install --directory --owner=10001 --group=10001 /var/lib/crossover
 USER 10001:10001
 EXPOSE 30000
 STOPSIGNAL SIGTERM

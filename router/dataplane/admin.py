@@ -16,7 +16,9 @@ from router.core.policy import POLICIES, make_policy, missing_role, usable_polic
 from router.core.types import Policy
 from router.dataplane.errors import ErrorReply
 from router.dataplane.parts import Parts
+from router.settings import Settings
 
+KEY = "/crossover/key"
 DRAIN = "/crossover/drain"
 POLICY = "/crossover/policy"
 
@@ -33,6 +35,11 @@ class _Refused(Exception):  # noqa: N818
 
 def add_admin(app: FastAPI, parts: Parts) -> None:
     """Serve the endpoints that change something."""
+
+    @app.post(KEY)
+    async def key() -> Response:
+        """Say that the key is the admin's: with another one nobody comes here."""
+        return _json({"admin": True})
 
     @app.post(DRAIN)
     async def drain(request: Request) -> Response:
@@ -60,6 +67,12 @@ def override_state(policy: PolicyInForce, now: float) -> dict[str, Any] | None:
         "threshold": override.threshold,
         "remaining_s": round(override.until - now, 3),
     }
+
+
+def usable_state(settings: Settings) -> list[dict[str, Any]]:
+    """Return the policies that an override may put in force, for `/crossover/state`."""
+    names = usable_policies({server.role for server in settings.servers})
+    return [{"name": name, "has_threshold": name in _WITH_THRESHOLD} for name in names]
 
 
 async def _answer(request: Request, act: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Response:

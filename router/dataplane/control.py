@@ -11,7 +11,7 @@ from router.core.admission import Priority
 from router.core.health import ServerHealth
 from router.core.steering import DecisionRecord
 from router.core.types import ServerLoad
-from router.dataplane.admin import DRAIN, POLICY, add_admin, override_state
+from router.dataplane.admin import DRAIN, KEY, POLICY, add_admin, override_state, usable_state
 from router.dataplane.page import PAGE_PATHS, Kept, add_page
 from router.dataplane.parts import Parts
 from router.dataplane.probe import Prober
@@ -24,7 +24,9 @@ MODEL = "/crossover/model"
 DECISIONS = "/crossover/decisions"
 # Whoever asks for these says no key: load balancers and orchestrators.
 TO_ALL = frozenset({HEALTHZ, READYZ})
-PATHS = frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS, DRAIN, POLICY}) | PAGE_PATHS
+PATHS = (
+    frozenset({HEALTHZ, READYZ, METRICS, STATE, MODEL, DECISIONS, KEY, DRAIN, POLICY}) | PAGE_PATHS
+)
 
 # Load balancers ask for their checks with either.
 _READ = ["GET", "HEAD"]
@@ -114,6 +116,7 @@ def _state(parts: Parts) -> dict[str, Any]:
         "at_s": round(now, 3),
         "stage": parts.lifecycle.stage,
         "settings_latest": parts.in_force.latest,
+        "has_admin_key": settings.security.admin_key is not None,
         "layout": settings.layout,
         "policy": {
             "name": policy.name,
@@ -125,6 +128,7 @@ def _state(parts: Parts) -> dict[str, Any]:
             "dwell_s": settings.dwell_s,
             "configured": policy.configured.name,
             "override": override,
+            "usable": usable_state(settings),
         },
         "servers": [
             {

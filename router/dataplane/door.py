@@ -81,9 +81,11 @@ class Door:
         allowed = self._cors.preflight(method, headers)
         if allowed is not None:
             return allowed
-        if not to_all and not self.guard.admits(headers, as_password=method in _READ):
-            return errors.unauthorized(b'Bearer, Basic realm="crossover"')
-        if method not in _READ and not self.guard.is_admin(headers):
+        reads = method in _READ
+        if not to_all and not self.guard.admits(headers, as_password=reads):
+            # Browsers send a password again and again, so one can change nothing.
+            return errors.unauthorized(as_password=reads)
+        if not reads and not self.guard.is_admin(headers):
             return errors.admin_needed(has_key=self.guard.has_admin)
         return None
 

@@ -47,7 +47,7 @@ class ErrorReply:
     outcome: Outcome = Outcome.REJECTED
     close: bool = False
     allow: frozenset[str] = frozenset()
-    challenge: bytes | None = None
+    challenges: tuple[bytes, ...] = ()
 
     def body(self) -> bytes:
         """Return the JSON of it, as a response body or as the data of an event."""
@@ -68,8 +68,8 @@ class ErrorReply:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.allow:
             headers.append((b"allow", ", ".join(sorted(self.allow)).encode("ascii")))
-        if self.challenge is not None:
-            headers.append((b"www-authenticate", self.challenge))
+        # A line for each: Chromium takes a line for one challenge, whatever commas it has.
+        headers += [(b"www-authenticate", challenge) for challenge in self.challenges]
         if self.close:
             headers.append((b"connection", b"close"))
         return headers
@@ -97,10 +97,11 @@ def control_refused(*, has_key: bool) -> ErrorReply:
     return ErrorReply(403, "control_path_refused", message, "permission_error")
 
 
-def unauthorized(challenge: bytes = b"Bearer") -> ErrorReply:
+def unauthorized(*, as_password: bool = False) -> ErrorReply:
     """No key, or a wrong one: which of the two is nobody's business."""
     message = "Incorrect API key. Send one as a bearer token, or as x-api-key."
-    return ErrorReply(401, "invalid_api_key", message, challenge=challenge)
+    challenges = (b"Bearer", b'Basic realm="crossover"') if as_password else (b"Bearer",)
+    return ErrorReply(401, "invalid_api_key", message, challenges=challenges)
 
 
 def admin_needed(*, has_key: bool) -> ErrorReply:

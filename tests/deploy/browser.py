@@ -59,6 +59,16 @@ class Page:
             assert time.monotonic() < deadline, f"did not come true: {expression}"
             time.sleep(0.1)
 
+    def press(self, key: str) -> None:
+        """Press a key and let it go."""
+        code = {"Tab": 9, "Enter": 13, "Escape": 27}[key]
+        text = {"text": "\r"} if key == "Enter" else {}
+        for kind, more in (("keyDown", text), ("keyUp", {})):
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more,
+            )  # fmt: skip
+
     def open(self, url: str, *, scheme: str, width: int = 1280, height: int = 1000) -> None:
         """Go to a URL, as seen by someone who likes `scheme`."""
         self.call(

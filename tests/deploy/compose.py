@@ -51,10 +51,12 @@ def _fill(value: Any, environment: Mapping[str, str]) -> Any:
 class Node:
     """Services of the file as processes: names become 127.0.0.1, mounts become their sources."""
 
-    def __init__(self, services: Mapping[str, Any], ports: Mapping[str, str]) -> None:
-        self._services = services
+    def __init__(self, document: Mapping[str, Any], ports: Mapping[str, str]) -> None:
+        self._services = document["services"]
+        self._secrets = document["secrets"]
         self._ports = ports
         self._scratch = Path(tempfile.mkdtemp())
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @contextmanager
     def up(self, *names: str) -> Iterator[None]:
@@ -72,7 +74,12 @@ class Node:
         deadline = time.monotonic() + DEADLINE_S
         while True:
             ran = subprocess.run(
-                _command(check), capture_output=True, text=True, timeout=10, check=False
+                _command(check),
+                env=_environment(self._scratch, self._own(name)),
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
             )
             if ran.returncode == 0:
                 return
@@ -97,9 +104,26 @@ class Node:
         service = self._services[name]
         entry = service.get("entrypoint", ["crossover"])
         words = [self._mounted(service, self.here(word)) for word in (*entry, *service["command"])]
-        own = {key: self.here(value) for key, value in service.get("environment", {}).items()}
-        with running(words, self._scratch / f"{name}.log", own):
+        with running(words, self._scratch / f"{name}.log", self._own(name)) as process:
+            self._processes[name] = process
             yield
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a service's process a signal."""
+        self._processes[name].send_signal(number)
+
+    def change(self, name: str, path: str, more: str) -> None:
+        """Add lines to a file that a service has mounted."""
+        with Path(self._mounted(self._services[name], path)).open("a") as file:
+            file.write(more)
+
+    def _own(self, name: str) -> dict[str, str]:
+        own = self._services[name].get("environment", {})
+        return {key: self._secret(self.here(value)) for key, value in own.items()}
+
+    def _secret(self, value: str) -> str:
+        folder, _, name = value.rpartition("/")
+        return str(self._secrets[name]["file"]) if folder == "/run/secrets" else value
 
     def here(self, text: str) -> str:
         """Return a text of the file with this machine's free ports in place of the containers'."""
@@ -108,33 +132,44 @@ class Node:
         return re.sub(r"//(spec|base|router):", "//127.0.0.1:", text)
 
     def _mounted(self, service: Mapping[str, Any], word: str) -> str:
-        for mount in service.get("volumes", ()):
-            source, target, *_ = mount.split(":")
-            if word == target:
-                copy = self._scratch / Path(source).name
-                copy.write_text(self.here((ROOT / source).read_text()))
-                return str(copy)
+        """Return a copy of the file that a word names, with what is true of this machine in it."""
+        mounts = [mount.split(":")[:2] for mount in service.get("volumes", ())]
+        for source, target in mounts:
+            if not word.startswith(f"{target}/"):
+                continue
+            text = self.here((ROOT / source / word.removeprefix(f"{target}/")).read_text())
+            for volume, place in mounts:
+                if "/" not in volume:
+                    (self._scratch / volume).mkdir(exist_ok=True)
+                    text = text.replace(place, str(self._scratch / volume))
+            copy = self._scratch / Path(word).name
+            copy.write_text(text)
+            return str(copy)
         return word
 
 
 @contextmanager
 def running(
     words: list[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[None]:
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process in a group of its own, ended at the end."""
     with log.open("w") as stream:
         process = subprocess.Popen(
             _command(words),
-            env={"PATH": os.environ["PATH"], "HOME": str(log.parent), **(environment or {})},
+            env=_environment(log.parent, environment or {}),
             stdout=stream,
             stderr=stream,
             start_new_session=True,
         )
     try:
-        yield
+        yield process
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(DEADLINE_S)
+
+
+def _environment(home: Path, own: Mapping[str, str]) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": str(home), **own}
 
 
 def _command(words: list[str]) -> list[str]:

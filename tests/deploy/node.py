@@ -1,7 +1,7 @@
 """Profile sim with a load on it: what dashboards and the live page are looked at on."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from loadtest.sim_server import MODEL_NAME
@@ -12,20 +12,24 @@ LOAD = "1/5,4/5,8/5,24/5,48/5,8/600"
 
 
 @contextmanager
-def node_under_load(folder: Path) -> Iterator[tuple[Node, str]]:
-    """The node, and the router's URL."""
+def node(**chosen: str) -> Iterator[tuple[Node, str]]:
+    """The node without a load, with these variables set, and the router's URL."""
     router, spec, base = free_ports(3)
-    node = Node(
-        read({**example_environment(), "LAYOUT": "disjoint"})["services"],
-        {"30000": router, "30001": spec, "30002": base},
-    )
+    document = read({**example_environment(), "LAYOUT": "disjoint", **chosen})
+    it = Node(document, {"30000": router, "30001": spec, "30002": base})
     url = f"http://127.0.0.1:{router}"
-    load = [
-        *("crossover-loadtest", "run", "--url", url, "--model", MODEL_NAME),
-        *("--concurrency", LOAD, "--output-tokens", "64"),
-    ]
-    with ExitStack() as stack:
-        stack.enter_context(node.up("sim", "router"))
-        node.wait_for(f"{url}/readyz")
-        stack.enter_context(running(load, folder / "load.log"))
-        yield node, url
+    with it.up("sim", "router"):
+        it.wait_for(f"{url}/readyz")
+        yield it, url
+
+
+@contextmanager
+def node_under_load(folder: Path, **chosen: str) -> Iterator[tuple[Node, str]]:
+    """The node, and the router's URL."""
+    with node(**chosen) as (it, url):
+        load = [
+            *("crossover-loadtest", "run", "--url", url, "--model", MODEL_NAME),
+            *("--concurrency", LOAD, "--output-tokens", "64"),
+        ]
+        with running(load, folder / "load.log"):
+            yield it, url

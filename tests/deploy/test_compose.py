@@ -2,8 +2,12 @@
 
 import json
 import re
+import signal
+import ssl
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,8 @@ import pytest
 import yaml
 from compose_spec.models import ComposeSpecification
 
-from tests.deploy.compose import ROOT, Node, example_environment, free_ports, read
+from router.options import OPTIONS
+from tests.deploy.compose import DEADLINE_S, ROOT, Node, example_environment, free_ports, read
 
 CHOSEN = {**example_environment(), "LAYOUT": "disjoint"}
 SERVICES = read(CHOSEN)["services"]
@@ -122,11 +127,112 @@ def test_engines_may_take_their_time_to_load_weights() -> None:
         assert SERVICES[name]["healthcheck"]["start_period"] == "30m"
 
 
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+def test_docker_waits_for_longer_than_the_router_drains() -> None:
+    (default,) = (each.default for each in OPTIONS if each.name == "drain_timeout_s")
+    drain_s = CHOSEN["DRAIN_TIMEOUT_S"] or default
+    assert seconds(SERVICES["router"]["stop_grace_period"]) >= float(drain_s) + 10
+    assert "Empty: 30 s." in (ROOT / ".env.example").read_text()
+    assert default == 30
+
+
+def test_every_variable_of_the_router_is_one_that_it_reads() -> None:
+    assert set(SERVICES["router"]["environment"]) <= {option.env for option in OPTIONS}
+
+
+FILES = {
+    "CLIENT_KEYS_FILE": "client_keys",
+    "ADMIN_KEY_FILE": "admin_key",
+    "UPSTREAM_API_KEY_FILE": "upstream_api_key",
+    "UPSTREAM_ADMIN_KEY_FILE": "upstream_admin_key",
+    "TLS_CERT_FILE": "tls_cert",
+    "TLS_KEY_FILE": "tls_key",
+}
+
+
+@pytest.mark.parametrize(("variable", "secret"), FILES.items())
+def test_a_key_reaches_the_router_as_a_file_and_is_not_asked_for_where_there_is_none(
+    variable: str, secret: str
+) -> None:
+    setting = f"CROSSOVER_{variable}"
+    without = read(CHOSEN)
+    assert without["services"]["router"]["environment"][setting] == ""
+    assert without["secrets"][secret]["file"] == "/dev/null"
+    document = read({**CHOSEN, variable: "/etc/a-file"})
+    router = document["services"]["router"]
+    assert router["environment"][setting] == f"/run/secrets/{secret}"
+    assert secret in router["secrets"]
+    assert document["secrets"][secret]["file"] == "/etc/a-file"
+
+
+def test_prometheus_has_the_key_that_its_configuration_names() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (job,) = (job for job in config["scrape_configs"] if job["job_name"] == "crossover")
+    folder, name = job["authorization"]["credentials_file"].rsplit("/", 1)
+    assert folder == "/run/secrets"
+    assert name in SERVICES["prometheus"]["secrets"]
+
+
+def ask(url: str, key: str | None = None, body: bytes | None = None) -> tuple[int, str]:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    context = ssl._create_unverified_context()
+    try:
+        request = urllib.request.Request(url, body, headers)
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_keys_and_a_certificate_are_used_once_they_are_named(tmp_path: Path) -> None:
+    for name in ("client", "admin"):
+        (tmp_path / name).write_text(f"the-{name}-key\n")
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    names = ["-subj", "/CN=node.example", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", *words, *names], check=True, capture_output=True, timeout=30)
+    document = read(
+        {
+            **CHOSEN,
+            "CLIENT_KEYS_FILE": str(tmp_path / "client"),
+            "ADMIN_KEY_FILE": str(tmp_path / "admin"),
+            "TLS_CERT_FILE": str(certificate),
+            "TLS_KEY_FILE": str(key),
+        }
+    )
+    (router,) = free_ports(1)
+    node = Node(document, {"30000": router})
+    with node.up("router"):  # healthy by its own check, which speaks https
+        url = f"https://127.0.0.1:{router}/crossover"
+        assert ask(f"{url}/state")[0] == 401
+        assert ask(f"{url}/state", "the-client-key")[0] == 200
+        assert ask(f"{url}/key", "the-client-key", b"")[0] == 403
+        assert ask(f"{url}/key", "the-admin-key", b"")[0] == 200
+
+
+def test_a_changed_file_is_in_force_after_sighup() -> None:
+    (router,) = free_ports(1)
+    node = Node(read({**CHOSEN, "ADMIN_KEY_FILE": ""}), {"30000": router})
+    with node.up("router"):
+        url = f"http://127.0.0.1:{router}/crossover/state"
+        assert json.loads(ask(url)[1])["policy"]["name"] == "marginal"
+        node.change("router", "/etc/crossover/crossover.yaml", "policy: least-inflight\n")
+        node.signal("router", signal.SIGHUP)
+        deadline = time.monotonic() + DEADLINE_S
+        while json.loads(ask(url)[1])["policy"]["name"] != "least-inflight":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize("layout", ["shared", "disjoint"])
 def test_profile_sim_serves_a_request_and_says_how_it_is_set_up(layout: str) -> None:
     router, spec, base = free_ports(3)
-    services = read({**CHOSEN, "LAYOUT": layout})["services"]
-    node = Node(services, {"30000": router, "30001": spec, "30002": base})
+    document = read({**CHOSEN, "LAYOUT": layout})
+    node = Node(document, {"30000": router, "30001": spec, "30002": base})
     with node.up("sim", "router"):
         url = f"http://127.0.0.1:{router}"
         node.wait_for(f"{url}/readyz")

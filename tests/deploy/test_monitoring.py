@@ -9,14 +9,15 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.deploy.compose import ROOT, free_ports, running
-from tests.deploy.node import node_under_load
+from tests.deploy.compose import ROOT, Node, free_ports, running
+from tests.deploy.node import node, node_under_load
 
 pytestmark = pytest.mark.deploy
 
@@ -35,7 +36,9 @@ def promtool(*words: str) -> None:
 
 
 def test_the_configuration_is_one_that_prometheus_takes() -> None:
-    promtool("check", "config", "deploy/prometheus/prometheus.yml")
+    # Not whether the key's file is there: it is in the container only.
+    promtool("check", "config", "--syntax-only", "deploy/prometheus/prometheus.yml")
+    promtool("check", "rules", *map(str, sorted(RULES.glob("*.yml"))))
 
 
 def test_alerts_fire_when_they_should_and_only_then() -> None:
@@ -92,26 +95,43 @@ class Prometheus:
             time.sleep(0.25)
 
 
-@pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Profile sim under load, and Prometheus with the shipped files, scraping every second."""
-    folder = tmp_path_factory.mktemp("prometheus")
+@contextmanager
+def scraping(folder: Path, node: Node, key_file: str) -> Iterator[Prometheus]:
+    """Prometheus with the shipped files, scraping a node every second."""
     (port,) = free_ports(1)
-    with ExitStack() as stack:
-        node, _ = stack.enter_context(node_under_load(folder))
-        config = node.here((ROOT / "deploy/prometheus/prometheus.yml").read_text())
-        config = re.sub(r'"(router|spec|base):', '"127.0.0.1:', config)
-        config = config.replace("interval: 5s", "interval: 1s").replace("rules/", f"{RULES}/")
-        (folder / "prometheus.yml").write_text(config)
-        words = [
-            "prometheus",
-            f"--config.file={folder}/prometheus.yml",
-            f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ]
-        stack.enter_context(running(words, folder / "prometheus.log"))
+    config = node.here((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    config = re.sub(r'"(router|spec|base):', '"127.0.0.1:', config)
+    config = config.replace("interval: 5s", "interval: 1s").replace("rules/", f"{RULES}/")
+    config = config.replace("/run/secrets/metrics_key", key_file)
+    (folder / "prometheus.yml").write_text(config)
+    words = [
+        "prometheus",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with running(words, folder / "prometheus.log"):
         node.wait_for(f"http://127.0.0.1:{port}/-/ready")
         yield Prometheus(port)
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus on profile sim under load."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    with node_under_load(folder) as (it, _), scraping(folder, it, "/dev/null") as prometheus:
+        yield prometheus
+
+
+def test_a_router_that_asks_for_keys_lets_prometheus_in_by_its_own(tmp_path: Path) -> None:
+    keys, own = tmp_path / "keys", tmp_path / "own"
+    keys.write_text("chat:another-key\nprometheus:the-metrics-key\n")
+    own.write_text("the-metrics-key\n")
+    with (
+        node(CLIENT_KEYS_FILE=str(keys)) as (it, _),
+        scraping(tmp_path, it, str(own)) as prometheus,
+    ):
+        assert prometheus.gives('up{job="crossover"} == 1')
 
 
 def panels() -> Iterator[Any]:

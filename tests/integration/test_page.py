@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 Ask = Callable[..., Awaitable[int]]
 
-FILES = [PAGE, f"{PAGE}page.css", f"{PAGE}page.js"]
+FILES = [PAGE, f"{PAGE}page.css", f"{PAGE}page.js", f"{PAGE}operate.js"]
 
 
 class Clock:

@@ -1,8 +1,8 @@
-"""The live page at `/crossover/`: three files, served with their hash, under a strict CSP.
+"""The live page at `/crossover/`: four files, served with their hash, under a strict CSP.
 
-It needs nothing from elsewhere and writes nothing. A page asks for the JSON endpoints every second
-and says that an answer of that age is good enough; `Kept` then works an answer out once for all
-pages that are open.
+It needs nothing from elsewhere, and changes nothing but with the admin key. A page asks for the
+JSON endpoints every second and says that an answer of that age is good enough; `Kept` then works an
+answer out once for all pages that are open.
 """
 
 import hashlib
@@ -23,6 +23,7 @@ _TYPES: Mapping[str, tuple[str, str]] = MappingProxyType(
         PAGE: ("page.html", "text/html; charset=utf-8"),
         f"{PAGE}page.css": ("page.css", "text/css; charset=utf-8"),
         f"{PAGE}page.js": ("page.js", "text/javascript; charset=utf-8"),
+        f"{PAGE}operate.js": ("operate.js", "text/javascript; charset=utf-8"),
     }
 )
 PAGE_PATHS = frozenset({_BARE, *_TYPES})

@@ -1,11 +1,13 @@
 "use strict";
-// Asks the router once a second while it is looked at, and draws. Writes nothing to it.
+// Asks the router once a second while it is looked at, and draws. Changes nothing; operate.js does.
 
 const POLL_MS = 1000;
 const HISTORY_S = 120;
 const WINDOW_S = 10;
 const CHANGES_MAX = 50;
 const DECISIONS_SHOWN = 8;
+// Without the user and password that an address may begin with: fetch takes none.
+const HERE = `${location.origin}${location.pathname}`;
 
 const REASONS = {
   below_threshold: "few sequences: speculation pays",
@@ -31,6 +33,7 @@ const byId = (id) => document.getElementById(id);
 const number = (x, digits = 0) => (x == null || !isFinite(x) ? "–" : x.toLocaleString("en", { maximumFractionDigits: digits }));
 const share = (x) => (x == null ? "–" : `${number(100 * x, 1)} %`);
 const seconds = (s) => (s == null || !isFinite(s) ? "–" : s < 1 ? `${number(1000 * s)} ms` : `${number(s, 2)} s`);
+const duration = (s) => (s >= 60 ? `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s` : `${Math.floor(s)} s`);
 const sum = (list) => list.reduce((a, b) => a + b, 0);
 
 function set(id, text) {
@@ -202,13 +205,45 @@ function plugin(engine) {
   return `${told.state}, speculation ${told.mode}${off}`;
 }
 
+const inWords = ({ policy, threshold }) => (threshold == null ? policy : `${policy} with threshold ${threshold}`);
+
+const BREAKERS = {
+  open: "failed several times in a row: left alone for a while",
+  half_open: "failed several times in a row: one request is its trial",
+};
+
+// A sign, words, and whether it gets requests as they come.
+function standingOf(server) {
+  const sequences = server.load.sequences;
+  const last = server.last_error ? `: ${server.last_error}` : "";
+  if (!server.up) return [`✕ ${server.state}${last}${server.drained ? "; drained" : ""}`, false];
+  if (server.drained) return [`○ drained, ${sequences ? "what it has goes on" : "nothing left"}`, false];
+  if (BREAKERS[server.breaker]) return [`◐ ${BREAKERS[server.breaker]}`, false];
+  return ["● up", true];
+}
+
+function queued({ interactive = 0, batch = 0 }) {
+  return batch ? `${number(interactive + batch)}, ${number(batch)} of them batch` : number(interactive);
+}
+
+function warningsOf(state) {
+  const able = state.servers.filter((server) => server.up && !server.drained);
+  return [
+    state.stage === "serving" ? null : "The router is shutting down: it takes no new requests.",
+    able.length ? null : "No server takes requests: each gets a 503.",
+    state.settings_latest ? null : "The settings that were read last are wrong, so those before them are in force. The log says what is wrong.",
+    state.layout_warning,
+    ...state.parity_warnings,
+  ].filter(Boolean);
+}
+
 function drawServers(servers) {
   byId("servers").replaceChildren(...servers.map((server) => {
     const { rate, ttft } = latest(server.name);
     const engine = server.engine;
-    const state = server.up ? (server.drained ? "○ drained" : "● up") : `✕ ${server.state}${server.last_error ? `: ${server.last_error}` : ""}`;
+    const [state, well] = standingOf(server);
     return row([
-      [`${server.name} (${server.role})`], [state, server.up && !server.drained ? "up" : "down"],
+      [`${server.name} (${server.role})`], [state, well ? "up" : "down"],
       [number(server.load.sequences), "n"], [number(server.load.prefill_sequences), "n"],
       [number(rate), "n"], [seconds(ttft), "n"],
       [number(engine?.running), "n"], [number(engine?.queued), "n"], [share(engine?.token_usage), "n"],
@@ -225,10 +260,11 @@ function drawNow(state, model, decisions) {
   const where = policy.mode ? `All go to ${policy.mode}` : "Each request is placed by itself";
   const why = reason ? `; most often because: ${REASONS[reason] || reason}` : "";
   const override = policy.override;
-  const until = override ? ` (${Math.ceil(override.remaining_s / 60)} min more, then ${policy.configured})` : "";
-  set("mode", `Policy ${policy.name}${until}, ${state.layout} GPUs. ${where}${why}.`);
+  set("mode", `Policy ${policy.name}, ${state.layout} GPUs. ${where}${why}.`);
+  set("override", override ? `Put in force by an operator: ${inWords(override)}, for ${duration(override.remaining_s)} more, then ${policy.configured} again.` : "");
   set("about", `${state.version}`);
   set("in-flight", number(sum(state.servers.map((server) => server.load.sequences))));
+  set("queue", queued(state.queue));
   const all = state.servers.map((server) => latest(server.name));
   const rates = all.filter((one) => one.rate != null);
   set("rate", rates.length ? number(sum(rates.map((one) => one.rate))) : "–");
@@ -239,7 +275,7 @@ function drawNow(state, model, decisions) {
   set("regret-name", `Missed against ${o3 == null ? "the better role alone" : "the best split"}`);
   set("regret", share(o3 ?? o1));
   set("switches", `Changes of mode since the router's start: ${policy.switches}`);
-  const warnings = [state.layout_warning, ...state.parity_warnings].filter(Boolean);
+  const warnings = warningsOf(state);
   const list = byId("warnings");
   if (list.dataset.shown !== warnings.join("\n")) {
     list.dataset.shown = warnings.join("\n");
@@ -257,9 +293,10 @@ function drawDecisions(decisions) {
 let before = null;
 
 function noteChanges(state) {
-  const now = { "the mode": state.policy.mode || "none" };
+  const now = { "the policy": state.policy.name, "the mode": state.policy.mode || "none" };
   for (const server of state.servers) {
     now[server.name] = server.up ? (server.drained ? "drained" : "up") : server.state;
+    now[`the breaker of ${server.name}`] = server.breaker.replace("_", " ");
     if (server.engine?.switch) now[`speculation on ${server.name}`] = server.engine.switch.mode;
   }
   for (const [what, value] of Object.entries(before ? now : {})) {
@@ -275,7 +312,7 @@ function noteChanges(state) {
 // The loop
 
 const ask = async (name) => {
-  const answer = await fetch(name, { cache: "no-store", headers: { "cache-control": "max-age=1" }, signal: AbortSignal.timeout(5000) });
+  const answer = await fetch(`${HERE}${name}`, { cache: "no-store", headers: { "cache-control": "max-age=1" }, signal: AbortSignal.timeout(5000) });
   if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
   return answer.json();
 };
@@ -296,6 +333,7 @@ async function poll() {
     drawCurves(state, model);
     drawDecisions(decisions);
     noteChanges(state);
+    document.dispatchEvent(new CustomEvent("state", { detail: state }));
     link("Live", false);
   } catch (error) {
     console.warn(error);
