@@ -23,6 +23,7 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
 _WITH_THRESHOLD = ("threshold", "split")
+_HELP_ALL = "--help-all"
 
 _OVERVIEW = f"""\
 crossover {__version__}: one URL for an EAGLE-3 and a plain SGLang server of the same model.
@@ -38,11 +39,11 @@ examples:
   CROSSOVER_POLICY=threshold crossover check-config --config crossover.yaml
   crossover demo
 
-crossover COMMAND --help shows the options of a command."""
+crossover COMMAND --help shows the common options of a command, --help-all every one."""
 
 _SETTINGS_HELP = """\
-Each option is also an environment variable and a key of the YAML file: --dwell-s 2,
-CROSSOVER_DWELL_S=2, dwell_s: 2. A flag wins over the environment, that over the file.
+Each option is also an environment variable and a key of the YAML file: --queue-max 99,
+CROSSOVER_QUEUE_MAX=99, queue_max: 99. A flag wins over the environment, that over the file.
 Servers with names and GPUs are listed in the file: docs/settings.md.
 
 examples:
@@ -114,7 +115,7 @@ def _status(arguments: Sequence[str]) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    parser = _parser("serve")
+    parser = _parser("serve", arguments)
     parser.add_argument(
         "--print-config", action="store_true", help="print the settings in force, and exit"
     )
@@ -126,7 +127,7 @@ def _serve(arguments: Sequence[str]) -> int:
 
 
 def _check_config(arguments: Sequence[str]) -> int:
-    resolved, _ = _resolve(_parser("check-config"), arguments)
+    resolved, _ = _resolve(_parser("check-config", arguments), arguments)
     print(f"settings are good: {_summary(resolved.settings)}")
     return EXIT_OK
 
@@ -134,7 +135,7 @@ def _check_config(arguments: Sequence[str]) -> int:
 def _doctor(arguments: Sequence[str]) -> int:
     from router.doctor import main as doctor
 
-    parser = _parser("doctor")
+    parser = _parser("doctor", arguments)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     resolved, options = _resolve(parser, arguments)
     return doctor(resolved.settings, as_json=options.json)
@@ -235,8 +236,11 @@ def _summary(settings: Settings) -> str:
     return f"{servers}; policy {settings.policy}{threshold}; layout {settings.layout}"
 
 
-def _parser(command: str) -> _Parser:
-    """Build a command's parser from the table."""
+def _parser(command: str, arguments: Sequence[str]) -> _Parser:
+    """Build a command's parser from the table: it takes every option, its help has the common ones.
+
+    The help for which `arguments` ask with --help-all has them all.
+    """
     parser = _Parser(
         prog=f"crossover {command}",
         usage=f"crossover {command} [options]",
@@ -245,6 +249,8 @@ def _parser(command: str) -> _Parser:
         formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument(_HELP_ALL, action="help", help="show this help with every option, and exit")
+    shows_all = _HELP_ALL in arguments
     for option in OPTIONS:
         if not option.in_flags:
             continue
@@ -252,12 +258,13 @@ def _parser(command: str) -> _Parser:
         default = f" ({option.shown_default})" if option.has_default else ""
         words = option.kind.words if isinstance(option.kind, OneOf) else ()
         choices = f": {', '.join(words)}" if len(words) > 2 else ""
+        shown = option.common or shows_all
         parser.add_argument(
             option.flag,
             dest=option.name,
             action="append",
             metavar=option.kind.metavar,
-            help=f"{option.help}{choices}{repeat}{default}",
+            help=f"{option.help}{choices}{repeat}{default}" if shown else argparse.SUPPRESS,
         )
     return parser
 

@@ -19,7 +19,7 @@ class Option:
     """One thing that can be set. `name` is its YAML key; flag and variable follow from it.
 
     Some are no key of the file, and a secret is not even a flag: all could see it. What is `live`
-    can change while requests run.
+    can change while requests run. `common` are those that the short help shows.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Option:
     repeated: bool = False
     default_text: str | None = None
     live: bool = False
+    common: bool = False
 
     @property
     def flag(self) -> str:
@@ -82,16 +83,22 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "YAML file with the settings below, and servers",
         in_file=False,
+        common=True,
     ),
-    Option("spec_url", Urls(), (), "server with speculative decoding", repeated=True),
-    Option("base_url", Urls(), (), "server without speculative decoding", repeated=True),
+    Option("spec_url", Urls(), (), "server with speculative decoding", repeated=True, common=True),
+    Option(
+        "base_url", Urls(), (), "server without speculative decoding", repeated=True, common=True
+    ),
     Option(
         "layout",
         OneOf(tuple(Layout)),
         _DEFAULT.layout,
         "whether the servers run on the same GPUs or on different ones",
+        common=True,
     ),
-    Option("policy", OneOf(POLICIES), _DEFAULT.policy, "how a server is chosen", live=True),
+    Option(
+        "policy", OneOf(POLICIES), _DEFAULT.policy, "how a server is chosen", live=True, common=True
+    ),
     Option(
         "objective",
         OneOf(tuple(Objective)),
@@ -104,12 +111,14 @@ OPTIONS: tuple[Option, ...] = (
         Text("the path of a calibration file", "FILE"),
         None,
         "file with the servers' measured speed, to start from",
+        common=True,
     ),
     Option(
         "state_file",
         Text("a path in a directory that exists", "FILE"),
         None,
         "file that keeps what is learnt across restarts",
+        common=True,
     ),
     Option(
         "threshold",
@@ -117,6 +126,7 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.threshold,
         "most sequences in flight that still go to a spec server",
         live=True,
+        common=True,
     ),
     Option(
         "threshold_down",
@@ -130,9 +140,15 @@ OPTIONS: tuple[Option, ...] = (
         "dwell_s", Seconds(0, 3600), _DEFAULT.dwell_s, "least time between two switches", live=True
     ),
     Option(
-        "host", Text("a host name or an address", "HOST"), _DEFAULT.host, "address to listen on"
+        "host",
+        Text("a host name or an address", "HOST"),
+        _DEFAULT.host,
+        "address to listen on",
+        common=True,
     ),
-    Option("port", Whole(0, 65535), _DEFAULT.port, "port to listen on, 0 for a free one"),
+    Option(
+        "port", Whole(0, 65535), _DEFAULT.port, "port to listen on, 0 for a free one", common=True
+    ),
     Option(
         "connect_timeout_s",
         Seconds(0.1, 300),
@@ -167,6 +183,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "most sequences in flight on one server; more wait in the router",
         live=True,
+        common=True,
     ),
     Option(
         "server_prefill_tokens_max",
@@ -195,6 +212,7 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.admission.queue_max,
         "most requests that wait in the router for room; more are refused",
         live=True,
+        common=True,
     ),
     Option(
         "queue_timeout_s",
@@ -244,6 +262,7 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.drain_timeout_s,
         "how long what is under way at SIGTERM may take to end",
         live=True,
+        common=True,
     ),
     Option(
         "allow_target",
@@ -264,19 +283,22 @@ OPTIONS: tuple[Option, ...] = (
         _DEFAULT.log_level,
         "least severe log lines to write",
         live=True,
+        common=True,
     ),
     Option(
         "client_keys_file",
         Text("the path of a file with keys", "FILE"),
         None,
         "file with the keys that let clients in, one a line, NAME:KEY or KEY",
+        common=True,
     ),
     _secret("client_keys", "the same, with commas between them"),
     Option(
         "admin_key_file",
         _KEY_FILE,
         None,
-        "file with the key that opens engine control paths",
+        "file with the operator's key, for engine control paths, drains and overrides",
+        common=True,
     ),
     _secret("admin_key", "the same"),
     Option("upstream_api_key_file", _KEY_FILE, None, "file with the key that servers ask for"),
@@ -294,7 +316,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("upstream_cert_file", _PEM_FILE, None, "certificate to show to https servers"),
     Option("upstream_cert_key_file", _PEM_FILE, None, "its key, if not in the same file"),
     Option("upstream_verify", YesNo(), True, "whether https servers must prove who they are"),
-    Option("tls_cert_file", _PEM_FILE, None, "certificate to listen with, by https"),
-    Option("tls_key_file", _PEM_FILE, None, "its key, if not in the same file"),
+    Option("tls_cert_file", _PEM_FILE, None, "certificate to listen with, by https", common=True),
+    Option("tls_key_file", _PEM_FILE, None, "its key, if not in the same file", common=True),
     Option("cors_origins", Origins(), (), "origins of web pages that may read answers"),
 )

@@ -13,6 +13,7 @@ from router.options import OPTIONS
 TWO = ["--spec-url", "http://127.0.0.1:1", "--base-url", "http://127.0.0.1:2"]
 TWO_FLAGS = {"spec_url": ["http://127.0.0.1:1"], "base_url": ["http://127.0.0.1:2"]}
 SCREEN_LINES = 40
+SCREEN_COLUMNS = 100
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +32,33 @@ def test_help_fits_on_a_screen_and_has_examples(
     assert "crossover serve --spec-url http" in out
 
 
-def test_help_of_serve_is_short_and_has_every_flag_and_default(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("command", ["serve", "check-config", "doctor"])
+def test_help_of_a_command_fits_on_a_screen_and_has_the_common_flags_and_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exited:
-        main(["serve", "--help"])
-    out = capsys.readouterr().out
-    assert exited.value.code == 0
-    assert len(out.splitlines()) <= 2 * len(OPTIONS)
+    out = shown_help([command, "--help"], capsys)
+    assert len(out.splitlines()) <= SCREEN_LINES
+    assert max(map(len, out.splitlines())) <= SCREEN_COLUMNS
+    for option in OPTIONS:
+        assert (option.flag in out.split()) is option.common
+    assert "(30000)" in out
+    assert "--help-all" in out
+    assert f"crossover {command} --spec-url http" in out
+
+
+def test_help_all_has_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown_help(["serve", "--help-all"], capsys)
+    assert max(map(len, out.splitlines())) <= SCREEN_COLUMNS
     for option in OPTIONS:
         assert (option.flag in out.split()) is option.in_flags
-    assert "(30000)" in out
+        assert not option.has_default or f"({option.shown_default})" in " ".join(out.split())
+
+
+def shown_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exited:
+        main(argv)
+    assert exited.value.code == 0
+    return capsys.readouterr().out
 
 
 def test_good_settings_are_said_to_be_good(capsys: pytest.CaptureFixture[str]) -> None:
