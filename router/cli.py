@@ -13,6 +13,7 @@ import yaml
 
 from router import __version__
 from router.configuration import DEFAULT_ORIGIN, Resolved, resolve
+from router.core.policy import WITH_THRESHOLD
 from router.kinds import OneOf
 from router.options import OPTIONS
 from router.problems import SettingsError, unknown
@@ -22,7 +23,6 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 
-_WITH_THRESHOLD = ("threshold", "split")
 _HELP_ALL = "--help-all"
 
 _OVERVIEW = f"""\
@@ -176,12 +176,12 @@ def start_warnings(resolved: Resolved) -> list[str]:
     """Return what the operator should know although it is allowed."""
     settings = resolved.settings
     warnings: list[str] = []
-    if settings.policy in _WITH_THRESHOLD and resolved.origins["threshold"] == DEFAULT_ORIGIN:
+    if settings.policy in WITH_THRESHOLD and resolved.origins["threshold"] == DEFAULT_ORIGIN:
         warnings.append(
             f"threshold {settings.threshold} is a default that was not measured on these servers:"
             " the load at which they cross depends on model, draft and GPU; set threshold"
         )
-    if settings.policy not in _WITH_THRESHOLD and resolved.origins["threshold"] != DEFAULT_ORIGIN:
+    if settings.policy not in WITH_THRESHOLD and resolved.origins["threshold"] != DEFAULT_ORIGIN:
         warnings.append(
             f"{resolved.origins['threshold']}: threshold {settings.threshold} does nothing with"
             f" policy {settings.policy}; set policy: threshold to steer by it"
@@ -232,7 +232,7 @@ def _summary(settings: Settings) -> str:
     servers = ", ".join(
         f"{server.name} ({server.role}) {server.url}" for server in settings.servers
     )
-    threshold = f" {settings.threshold}" if settings.policy in _WITH_THRESHOLD else ""
+    threshold = f" {settings.threshold}" if settings.policy in WITH_THRESHOLD else ""
     return f"{servers}; policy {settings.policy}{threshold}; layout {settings.layout}"
 
 

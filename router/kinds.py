@@ -46,26 +46,24 @@ class Whole:
 
     def from_yaml(self, value: object) -> int:
         """Take an int; true and false are none."""
-        if isinstance(value, int) and not isinstance(value, bool) and self._holds(value):
+        if type(value) is int and self.low <= value <= self.high:
             return value
         raise ValueError(self.allowed)
 
-    def _holds(self, value: int) -> bool:
-        return self.low <= value <= self.high
-
 
 @dataclass(frozen=True, slots=True)
-class Seconds:
-    """A duration from `low` to `high` seconds."""
+class Number:
+    """A number from `low` to `high`, whole or not."""
 
     low: float
     high: float
-    metavar: str = "S"
+    metavar: str = "X"
+    what: str = "a number"
 
     @property
     def allowed(self) -> str:
         """Its range."""
-        return f"seconds, a number from {self.low:g} to {self.high:g}"
+        return f"{self.what} from {self.low:g} to {self.high:g}"
 
     def from_text(self, text: str) -> float:
         """Read a decimal number."""
@@ -82,21 +80,11 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A part of a whole, from 0 to 1."""
+class Seconds(Number):
+    """A duration."""
 
-    allowed: str = "a number from 0 to 1"
-    metavar: str = "X"
-
-    def from_text(self, text: str) -> float:
-        """Read a decimal number."""
-        return self.from_yaml(float(text))
-
-    def from_yaml(self, value: object) -> float:
-        """Take an int or a float; not a number is none."""
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
-        raise ValueError(self.allowed)
+    metavar: str = "S"
+    what: str = "seconds, a number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +237,12 @@ class Secrets:
     def from_yaml(self, value: object) -> Secret:  # noqa: ARG002
         """Take nothing: a settings file is no place for a key."""
         raise ValueError(self.allowed)
+
+
+KEY_FILE = Text("the path of a file with the key", "FILE")
+PEM_FILE = Text("the path of a PEM file", "FILE")
+SEQUENCES = Whole(1, 100_000)
+TOKENS = Whole(1, 100_000_000)
 
 
 def _string(value: object) -> str:

@@ -6,9 +6,24 @@ all come from `OPTIONS`: a name exists here and nowhere else.
 
 from dataclasses import dataclass
 
-from router.core.policy import DOWN_SHARE, POLICIES
+from router.core.policy import DOWN_SHARE, POLICIES, THRESHOLD_MAX
 from router.core.types import Layout, Objective
-from router.kinds import Kind, OneOf, Origins, Seconds, Secrets, Share, Text, Urls, Whole, YesNo
+from router.kinds import (
+    KEY_FILE,
+    PEM_FILE,
+    SEQUENCES,
+    TOKENS,
+    Kind,
+    Number,
+    OneOf,
+    Origins,
+    Seconds,
+    Secrets,
+    Text,
+    Urls,
+    Whole,
+    YesNo,
+)
 from router.settings import Settings
 
 ENV_PREFIX = "CROSSOVER_"
@@ -61,14 +76,9 @@ class Option:
 
 
 _DAY_S = 86_400.0
-_COUNT_MAX = 100_000
-_TOKENS_MAX = 100_000_000
 _DEFAULT = Settings(servers=())
 _WORDS_LOG_FORMAT = ("auto", "json", "text")
 _WORDS_LOG_LEVEL = ("debug", "info", "warning", "error")
-
-_KEY_FILE = Text("the path of a file with the key", "FILE")
-_PEM_FILE = Text("the path of a PEM file", "FILE")
 
 
 def _secret(name: str, help_text: str) -> Option:
@@ -122,7 +132,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "threshold",
-        Whole(0, 100_000),
+        Whole(0, THRESHOLD_MAX),
         _DEFAULT.threshold,
         "most sequences in flight that still go to a spec server",
         live=True,
@@ -130,7 +140,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "threshold_down",
-        Whole(0, 100_000),
+        Whole(0, THRESHOLD_MAX),
         _DEFAULT.threshold_down,
         "back to spec at or below this",
         default_text=f"{DOWN_SHARE:g} x threshold",
@@ -179,7 +189,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "server_sequences_max",
-        Whole(1, _COUNT_MAX),
+        SEQUENCES,
         None,
         "most sequences in flight on one server; more wait in the router",
         live=True,
@@ -187,28 +197,28 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "server_prefill_tokens_max",
-        Whole(1, _TOKENS_MAX),
+        TOKENS,
         None,
         "most prompt tokens that wait for a first token on one server",
         live=True,
     ),
     Option(
         "sequences_max",
-        Whole(1, _COUNT_MAX),
+        SEQUENCES,
         None,
         "most sequences in flight on all servers together",
         live=True,
     ),
     Option(
         "prefill_tokens_max",
-        Whole(1, _TOKENS_MAX),
+        TOKENS,
         None,
         "most prompt tokens that wait for a first token on all servers together",
         live=True,
     ),
     Option(
         "queue_max",
-        Whole(0, _COUNT_MAX),
+        Whole(0, 100_000),
         _DEFAULT.admission.queue_max,
         "most requests that wait in the router for room; more are refused",
         live=True,
@@ -223,7 +233,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "retry_share",
-        Share(),
+        Number(0, 1),
         _DEFAULT.admission.retry_share,
         "share of the requests that may go to a second server after a refusal",
         live=True,
@@ -295,28 +305,26 @@ OPTIONS: tuple[Option, ...] = (
     _secret("client_keys", "the same, with commas between them"),
     Option(
         "admin_key_file",
-        _KEY_FILE,
+        KEY_FILE,
         None,
         "file with the operator's key, for engine control paths, drains and overrides",
         common=True,
     ),
     _secret("admin_key", "the same"),
-    Option("upstream_api_key_file", _KEY_FILE, None, "file with the key that servers ask for"),
+    Option("upstream_api_key_file", KEY_FILE, None, "file with the key that servers ask for"),
     _secret("upstream_api_key", "the same"),
-    Option(
-        "upstream_admin_key_file", _KEY_FILE, None, "file with the key to change servers' state"
-    ),
+    Option("upstream_admin_key_file", KEY_FILE, None, "file with the key to change servers' state"),
     _secret("upstream_admin_key", "the same"),
     Option(
         "upstream_ca_file",
-        _PEM_FILE,
+        PEM_FILE,
         None,
         "certificate authorities of https servers, instead of the system's",
     ),
-    Option("upstream_cert_file", _PEM_FILE, None, "certificate to show to https servers"),
-    Option("upstream_cert_key_file", _PEM_FILE, None, "its key, if not in the same file"),
+    Option("upstream_cert_file", PEM_FILE, None, "certificate to show to https servers"),
+    Option("upstream_cert_key_file", PEM_FILE, None, "its key, if not in the same file"),
     Option("upstream_verify", YesNo(), True, "whether https servers must prove who they are"),
-    Option("tls_cert_file", _PEM_FILE, None, "certificate to listen with, by https", common=True),
-    Option("tls_key_file", _PEM_FILE, None, "its key, if not in the same file", common=True),
+    Option("tls_cert_file", PEM_FILE, None, "certificate to listen with, by https", common=True),
+    Option("tls_key_file", PEM_FILE, None, "its key, if not in the same file", common=True),
     Option("cors_origins", Origins(), (), "origins of web pages that may read answers"),
 )

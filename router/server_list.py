@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from router.core.types import Layout, Role, ServerSpec
-from router.kinds import Kind, Text, Url, Whole, YesNo
+from router.kinds import KEY_FILE, PEM_FILE, SEQUENCES, TOKENS, Kind, Text, Url, YesNo
 from router.problems import not_allowed, unknown
 from router.settings import NO_SERVER
 from router.yaml_file import YamlFile
@@ -126,8 +126,6 @@ def _gpus(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-_COUNT = Whole(1, 100_000)
-_TOKENS = Whole(1, 100_000_000)
 _NEEDED = ("name", "role", "url")
 _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
     {
@@ -135,22 +133,20 @@ _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
         "role": (Role, f"one of {', '.join(Role)}"),
         "url": (Url().from_yaml, Url().allowed),
         "gpus": (_gpus, "a list of device indices, each once, such as [0, 1, 2, 3]"),
-        "sequences_max": (_COUNT.from_yaml, _COUNT.allowed),
-        "prefill_tokens_max": (_TOKENS.from_yaml, _TOKENS.allowed),
+        "sequences_max": (SEQUENCES.from_yaml, SEQUENCES.allowed),
+        "prefill_tokens_max": (TOKENS.from_yaml, TOKENS.allowed),
     }
 )
-_KEY_FILE = Text("the path of a file with the key", "FILE")
 _VARIABLE = Text("the name of an environment variable with the key", "NAME")
-_PEM_FILE = Text("the path of a PEM file", "FILE")
 ACCESS_KEYS: Mapping[str, Kind] = MappingProxyType(
     {
-        "api_key_file": _KEY_FILE,
+        "api_key_file": KEY_FILE,
         "api_key_env": _VARIABLE,
-        "admin_key_file": _KEY_FILE,
+        "admin_key_file": KEY_FILE,
         "admin_key_env": _VARIABLE,
-        "ca_file": _PEM_FILE,
-        "cert_file": _PEM_FILE,
-        "cert_key_file": _PEM_FILE,
+        "ca_file": PEM_FILE,
+        "cert_file": PEM_FILE,
+        "cert_key_file": PEM_FILE,
         "verify": YesNo(),
     }
 )

@@ -24,6 +24,7 @@ from router.core.marginal import MarginalPolicy
 from router.core.types import Decision, Objective, Policy, Reason, RequestShape, Role, ServerLoad
 
 DEFAULT_THRESHOLD = 8
+THRESHOLD_MAX = 100_000
 DEFAULT_DWELL_S = 1.0
 # The lower threshold as a share of the upper one, where only that one is given.
 DOWN_SHARE = 0.8
@@ -190,6 +191,7 @@ _MAKERS: Mapping[str, Callable[[_Settings], Policy]] = MappingProxyType(
     }
 )
 POLICIES: tuple[str, ...] = tuple(_MAKERS)
+WITH_THRESHOLD = ("threshold", "split")
 # Policies that steer between the roles need both; those with a role in their name, that one.
 _ROLES_NEEDED: Mapping[str, tuple[Role, ...]] = MappingProxyType(
     {

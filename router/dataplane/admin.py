@@ -12,7 +12,14 @@ import orjson
 from fastapi import FastAPI, Request, Response
 
 from router.core.override import Override, PolicyInForce
-from router.core.policy import POLICIES, make_policy, missing_role, usable_policies
+from router.core.policy import (
+    POLICIES,
+    THRESHOLD_MAX,
+    WITH_THRESHOLD,
+    make_policy,
+    missing_role,
+    usable_policies,
+)
 from router.core.types import Policy
 from router.dataplane.errors import ErrorReply
 from router.dataplane.parts import Parts
@@ -23,8 +30,6 @@ DRAIN = "/crossover/drain"
 POLICY = "/crossover/policy"
 
 MINUTES_MAX = 24 * 60
-THRESHOLD_MAX = 100_000
-_WITH_THRESHOLD = ("threshold", "split")
 
 _log = logging.getLogger("crossover")
 
@@ -72,7 +77,7 @@ def override_state(policy: PolicyInForce, now: float) -> dict[str, Any] | None:
 def usable_state(settings: Settings) -> list[dict[str, Any]]:
     """Return the policies that an override may put in force, for `/crossover/state`."""
     names = usable_policies({server.role for server in settings.servers})
-    return [{"name": name, "has_threshold": name in _WITH_THRESHOLD} for name in names]
+    return [{"name": name, "has_threshold": name in WITH_THRESHOLD} for name in names]
 
 
 async def _answer(request: Request, act: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Response:
@@ -142,8 +147,8 @@ def _policy(asked: Mapping[str, Any], parts: Parts) -> tuple[Policy, int | None]
         if "policy" not in asked:
             raise _Refused("'policy' or 'threshold' is missing.")
         threshold, threshold_down = settings.threshold, settings.threshold_down
-    elif name not in _WITH_THRESHOLD:
-        raise _Refused(f"Policy {name} has no threshold; these have: {', '.join(_WITH_THRESHOLD)}.")
+    elif name not in WITH_THRESHOLD:
+        raise _Refused(f"Policy {name} has no threshold; these have: {', '.join(WITH_THRESHOLD)}.")
     elif type(threshold) is not int or not 0 <= threshold <= THRESHOLD_MAX:
         raise _Refused(f"'threshold' must be an integer from 0 to {THRESHOLD_MAX}.")
     else:
@@ -156,7 +161,7 @@ def _policy(asked: Mapping[str, Any], parts: Parts) -> tuple[Policy, int | None]
         learner=parts.learner,
         objective=settings.objective,
     )
-    return made, threshold if name in _WITH_THRESHOLD else None
+    return made, threshold if name in WITH_THRESHOLD else None
 
 
 def _restore(parts: Parts) -> dict[str, Any]:
