@@ -36,7 +36,7 @@ class Waited(StrEnum):
     """How a wait ended. A closed set: metrics and logs use these words.
 
     Served; or not: the line was full, it gave way to an interactive request, its time was over, its
-    client left, or the router turned it away for another reason.
+    client left (or was told that the router stops), or the router failed.
     """
 
     SERVED = "served"
@@ -198,10 +198,6 @@ class Line(Generic[T]):
                     break
                 late.append(item)
         return late
-
-    def waiting(self) -> list[T]:
-        """Return all that wait, in the order in which they would go."""
-        return [item for waiting in self._classes.values() for item in waiting]
 
 
 class Lifetime:

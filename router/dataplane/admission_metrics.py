@@ -11,7 +11,7 @@ from router.core.breaker import BreakerState
 from router.core.health import ServerHealth
 
 _OF_SERVER = ("server", "role")
-BREAKER_STATES: Mapping[BreakerState, float] = {
+_BREAKER_STATES: Mapping[BreakerState, float] = {
     BreakerState.CLOSED: 0,
     BreakerState.OPEN: 1,
     BreakerState.HALF_OPEN: 2,
@@ -51,7 +51,7 @@ def admission_families(
     )
     for name, server in labels.items():
         breaker = health[name].breaker
-        state.add_metric(server, BREAKER_STATES[breaker.state])
+        state.add_metric(server, _BREAKER_STATES[breaker.state])
         opened.add_metric(server, breaker.opened_total)
     yield state
     yield opened

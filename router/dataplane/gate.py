@@ -119,12 +119,6 @@ class Gate:
                     self._turn_away(call, self._nobody(call))
             self._serve_waiting()
 
-    def turn_all_away(self, reply: ErrorReply) -> None:
-        """Let nobody wait any longer: they are answered with an error."""
-        for call in self._line.waiting():
-            self.leave(call, Waited.TURNED_AWAY)
-            self._turn_away(call, reply)
-
     def _apply(self, admission: Admission) -> None:
         limits = admission.limits
         self._steering.limits = None if limits.endless else limits

@@ -215,7 +215,7 @@ async def test_a_full_queue_sheds_batch_for_interactive() -> None:
         head, code = await b2.error()
         assert head.startswith("HTTP/1.1 429 ")
         assert code == "queue_shed"
-        assert [call.record.request_id for call in rig.relay.gate.line.waiting()] == ["i1", "b1"]
+        assert [call.record.request_id for call in rig.relay.gate.line.first(9)] == ["i1", "b1"]
         b3 = await crowd.send("b3", BATCH)
         assert (await b3.error())[1] == "queue_full"
         assert [record.waited for record in rig.observer.records] == ["shed", "full"]
@@ -343,7 +343,9 @@ async def test_a_fault_at_the_head_of_the_queue_does_not_hold_up_those_behind_it
     async with crowded(held) as (rig, crowd):
         bad = await crowd.wait("bad")
         await crowd.wait("good")
-        rig.relay.gate.line.waiting()[0].refused = None  # type: ignore[assignment]
+        head = rig.relay.gate.line.head()
+        assert head is not None
+        head.refused = None  # type: ignore[assignment]
         held.end()
         assert (await bad.head()).startswith("HTTP/1.1 500")
         await held.began(2)

@@ -66,7 +66,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def it_is_what_the_list_says(self) -> None:
-        assert self.line.waiting() == self.ordered()
+        assert self.line.first(len(self.model) + 1) == self.ordered()
         assert self.line.first(2) == self.ordered()[:2]
         assert len(self.line) == len(self.model)
         for priority in Priority:

@@ -68,7 +68,7 @@ def line(*items: tuple[str, Priority], size_max: int = 9) -> Line[str]:
 
 def test_interactive_goes_before_batch_and_each_in_its_order() -> None:
     made = line(("b1", BATCH), ("i1", INTERACTIVE), ("b2", BATCH), ("i2", INTERACTIVE))
-    assert made.waiting() == ["i1", "i2", "b1", "b2"]
+    assert made.first(9) == ["i1", "i2", "b1", "b2"]
     assert made.head() == "i1"
 
 
@@ -76,14 +76,14 @@ def test_a_full_line_sheds_the_latest_batch_for_an_interactive_one() -> None:
     made = line(("b1", BATCH), ("b2", BATCH), size_max=2)
     assert made.join("i1", INTERACTIVE, 1, 9.0) == "b2"
     assert made.join("i2", INTERACTIVE, 1, 9.0) == "b1"
-    assert made.waiting() == ["i1", "i2"]
+    assert made.first(9) == ["i1", "i2"]
 
 
 @pytest.mark.parametrize("priority", Priority)
 def test_a_full_line_refuses_who_nobody_makes_place_for(priority: Priority) -> None:
     made = line(("i1", INTERACTIVE), size_max=1)
     assert made.join("new", priority, 1, 9.0) == "new"
-    assert made.waiting() == ["i1"]
+    assert made.first(9) == ["i1"]
     assert Line[str](0).join("new", priority, 1, 9.0) == "new"
 
 
