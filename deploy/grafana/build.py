@@ -67,16 +67,18 @@ class Page:
     rows: tuple[tuple[str, tuple[Graph | Figure, ...]], ...]
 
 
-def _quantiles(metric: str, title: str, about: str) -> Graph:
+def _quantiles(
+    metric: str, title: str, about: str, by: str = "server", matching: str = SERVER
+) -> Graph:
     return Graph(
         title,
         about,
         "s",
         tuple(
             Query(
-                f"histogram_quantile({q}, sum by (le, server) "
-                f"(rate({metric}_bucket{{{SERVER}}}[$__rate_interval])))",
-                f"{{{{server}}}} p{int(100 * q)}",
+                f"histogram_quantile({q}, sum by (le, {by}) "
+                f"(rate({metric}_bucket{{{matching}}}[$__rate_interval])))",
+                f"{{{{{by}}}}} p{int(100 * q)}",
             )
             for q in (0.5, 0.99)
         ),
@@ -96,10 +98,10 @@ OVERVIEW = Page(
             "Now",
             (
                 Figure(
-                    "Servers up",
-                    "Servers that may be sent work.",
+                    "Servers that take requests",
+                    "Up, and not drained.",
                     "none",
-                    Query("sum(router_server_up)", ""),
+                    Query("sum(router_server_up * (1 - router_server_drained))", ""),
                 ),
                 Figure(
                     "Sequences in flight",
@@ -112,6 +114,24 @@ OVERVIEW = Page(
                     "Of requests that ended.",
                     "none",
                     Query('sum(rate(router_tokens_total{token_type="output"}[1m]))', ""),
+                ),
+                Figure(
+                    "Waiting in the router",
+                    "Requests that found room on no server.",
+                    "none",
+                    Query("sum(router_queue_depth)", ""),
+                ),
+                Figure(
+                    "Breakers not closed",
+                    "Servers that failed several times in a row, and are left alone.",
+                    "none",
+                    Query("sum(router_breaker_state > bool 0)", ""),
+                ),
+                Figure(
+                    "Override of the policy, time left",
+                    "0: the configured policy is in force.",
+                    "s",
+                    Query("router_policy_override_seconds", ""),
                 ),
             ),
         ),
@@ -138,6 +158,37 @@ OVERVIEW = Page(
                         Query(
                             "sum by (outcome) (rate(router_requests_total[$__rate_interval]))",
                             "{{outcome}}",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        (
+            "Queue",
+            (
+                Graph(
+                    "Waiting in the router for room",
+                    "By class. The engines' own queues are on the other dashboard.",
+                    "none",
+                    (Query("router_queue_depth", "{{priority}}"),),
+                ),
+                _quantiles(
+                    "router_queue_wait_seconds",
+                    "Wait for room",
+                    "Of those that had to wait, however that ended.",
+                    by="priority",
+                    matching="",
+                ),
+                Graph(
+                    "Refused for want of room, per second",
+                    "full: the queue was; shed: for an interactive one; timeout: waited for too "
+                    "long. All get a 429.",
+                    "reqps",
+                    (
+                        Query(
+                            "sum by (priority, result) (rate(router_queue_requests_total"
+                            '{result=~"full|shed|timeout"}[$__rate_interval]))',
+                            "{{priority}} {{result}}",
                         ),
                     ),
                 ),
@@ -303,6 +354,15 @@ ROUTER = Page(
                 Graph("Time to decide", "", "s",
                       (Query("histogram_quantile(0.99, sum by (le) "
                              "(rate(router_overhead_seconds_bucket[$__rate_interval])))", "p99"),)),
+                Graph("Sent to a second server, per second",
+                      "After a refusal; denied: the budget did not let them.", "reqps",
+                      (Query("sum(rate(router_retries_total[$__rate_interval])) or vector(0)",
+                             "sent again"),
+                       Query("rate(router_retries_denied_total[$__rate_interval])", "denied"))),
+                Graph("Waits for room, per second", "By how they ended.", "reqps",
+                      (Query("sum by (result) "
+                             "(rate(router_queue_requests_total[$__rate_interval]))",
+                             "{{result}}"),)),
                 Graph("Oldest request in flight", "Growing without traffic it means a leak.", "s",
                       (Query("router_lease_age_max_seconds", "age"),)),
             ),
@@ -312,10 +372,26 @@ ROUTER = Page(
             (
                 Graph("Up", "1 if the server may be sent work.", "none",
                       (Query(f"router_server_up{{{SERVER}}}", "{{server}}"),)),
+                Graph("Breaker", "0 closed, 1 open: left alone, 2 half open: one request tries it.",
+                      "none", (Query(f"router_breaker_state{{{SERVER}}}", "{{server}}"),)),
+                Graph("Drained", "1 if an operator has drained it: it gets nothing new.", "none",
+                      (Query(f"router_server_drained{{{SERVER}}}", "{{server}}"),)),
                 Graph("Age of what the engine said", "", "s",
                       (Query(f"router_signal_age_seconds{{{SERVER}}}", "{{server}}"),)),
                 Graph("Prompt tokens waiting", "Of requests without a first token yet.", "none",
                       (Query(f"router_prefill_tokens{{{SERVER}}}", "{{server}}"),)),
+            ),
+        ),
+        (
+            "Operation",
+            (
+                Graph("Settings read last are in force", "0: they are wrong, the log says how.",
+                      "none", (Query("router_config_last_reload_successful", "in force"),)),
+                Graph("Since settings were put in force", "At the start, or by SIGHUP.", "s",
+                      (Query("time() - router_config_last_reload_success_timestamp_seconds",
+                             "age"),)),
+                Graph("Override of the policy, time left", "0 without one.", "s",
+                      (Query("router_policy_override_seconds", "left"),)),
             ),
         ),
     ),
