@@ -38,11 +38,11 @@ def admission_families(
     for priority in Priority:
         depth.add_metric((priority.value,), sources.depth(priority))
     yield depth
-    denied = CounterMetricFamily(
-        "router_retries_denied", "Refused requests that the budget did not let go to another server"
+    yield CounterMetricFamily(
+        "router_retries_denied",
+        "Refused requests that the budget did not let go to another server",
+        sources.retries_denied(),
     )
-    denied.add_metric((), sources.retries_denied())
-    yield denied
     state = GaugeMetricFamily(
         "router_breaker_state", "Breaker: 0 closed, 1 open, 2 half open", labels=_OF_SERVER
     )

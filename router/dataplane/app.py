@@ -60,18 +60,12 @@ class CrossoverApp:
     """The ASGI application: the router's own paths, and its life. All else is `relay`'s."""
 
     def __init__(
-        self,
-        relay: Relay,
-        prober: Prober,
-        vocabularies: VocabularyReader,
-        lag: LoopLag,
-        parts: Parts,
+        self, relay: Relay, vocabularies: VocabularyReader, lag: LoopLag, parts: Parts
     ) -> None:
         self.parts = parts
         self.relay = relay
         self.in_force = parts.in_force
         self.lifecycle = parts.lifecycle
-        self._prober = prober
         self._vocabularies = vocabularies
         self._lag = lag
         self._control = create_control(parts)
@@ -94,7 +88,7 @@ class CrossoverApp:
         self.relay.configure(_relay_limits(settings))
         for pool in self.relay.pools:
             pool.configure(settings.timeouts.connect_s, settings.keepalive_s)
-        self._prober.interval_s = settings.probe_interval_s
+        parts.prober.interval_s = settings.probe_interval_s
         if settings.log_level != before.log_level:
             set_level(settings.log_level)
         self.in_force.settings = settings
@@ -112,7 +106,7 @@ class CrossoverApp:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         self.relay.start()
-        self._prober.start()
+        self.parts.prober.start()
         self.parts.poller.start()
         self._vocabularies.start()
         self.parts.learning.start()
@@ -123,7 +117,7 @@ class CrossoverApp:
         await self.parts.learning.aclose()
         await self._vocabularies.aclose()
         await self.parts.poller.aclose()
-        await self._prober.aclose()
+        await self.parts.prober.aclose()
         await self.relay.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -209,10 +203,10 @@ def create_app(
         clock=clock,
     )
     parts = Parts(
-        in_force, lifecycle, ledger, health, policy, steering, learner, learning, prober, poller,
-        metrics, clock, __version__,
+        in_force, lifecycle, ledger, health, policy, steering, relay.gate, learner, learning,
+        prober, poller, metrics, clock, __version__,
     )  # fmt: skip
-    return CrossoverApp(relay, prober, vocabularies, LoopLag(metrics.lag.observer(())), parts)
+    return CrossoverApp(relay, vocabularies, LoopLag(metrics.lag.observer(())), parts)
 
 
 def _policy(settings: Settings, learner: Learner) -> Policy:

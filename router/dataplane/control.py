@@ -145,7 +145,7 @@ def _state(parts: Parts) -> dict[str, Any]:
             }
             for server in settings.servers
         ],
-        "queue": {each.value: parts.metrics.waiting(each) for each in Priority},
+        "queue": {each.value: parts.gate.line.depth(each) for each in Priority},
         "parity_warnings": parts.prober.parity_warnings,
         "layout_warning": parts.learning.layout_warning,
         "oldest_request_s": parts.ledger.oldest_age_s(now),

@@ -220,10 +220,6 @@ class Metrics(Collector):
         """Return how many streams of `server` had a first token, and the sum of their TTFT in s."""
         return self.ttft.totals(self._labels[server])
 
-    def waiting(self, priority: Priority) -> int:
-        """Return how many requests of a class wait for room."""
-        return self._sources.admission.depth(priority)
-
     def finished(self, record: RequestRecord) -> None:
         """Count an ended request."""
         server = _OF_NO_SERVER if record.server is None else self._labels[record.server]
@@ -276,7 +272,7 @@ class Metrics(Collector):
         age = self._sources.ledger.oldest_age_s(self._sources.clock())
         yield sequences
         yield prefill_tokens
-        yield _gauge(
+        yield GaugeMetricFamily(
             "router_lease_age_max_seconds", "Age of the oldest request in flight", age or 0
         )
 
@@ -296,8 +292,6 @@ class Metrics(Collector):
 
     def _own_gauges(self) -> Iterator[Metric]:
         policy = self._sources.policy
-        switches = CounterMetricFamily("router_policy_switches", "Changes of the policy's mode")
-        switches.add_metric((), policy.switches)
         mode = GaugeMetricFamily(
             "router_policy_mode", "1 at the role that all requests go to", labels=("role",)
         )
@@ -314,18 +308,16 @@ class Metrics(Collector):
         for result, count in self._sources.aborts().items():
             aborts.add_metric((result,), count)
         yield aborts
-        dropped = CounterMetricFamily(
-            "router_log_lines_dropped", "Log lines that nobody read fast enough"
+        yield CounterMetricFamily(
+            "router_log_lines_dropped",
+            "Log lines that nobody read fast enough",
+            self._sources.log_lines_dropped(),
         )
-        dropped.add_metric((), self._sources.log_lines_dropped())
-        yield dropped
-        yield switches
+        yield CounterMetricFamily(
+            "router_policy_switches", "Changes of the policy's mode", policy.switches
+        )
         yield mode
-        yield _gauge("router_parity_warnings", "Differences between the servers", warnings)
+        yield GaugeMetricFamily(
+            "router_parity_warnings", "Differences between the servers", warnings
+        )
         yield build
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, documentation)
-    family.add_metric((), value)
-    return family

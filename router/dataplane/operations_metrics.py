@@ -30,24 +30,18 @@ def operations_families(
         drained.add_metric(server, float(name in sources.drained))
     yield drained
     override = sources.policy.override(now)
-    yield _gauge(
+    yield GaugeMetricFamily(
         "router_policy_override_seconds",
         "How long the override of the policy will still last, 0 without one",
         0.0 if override is None else override.until - now,
     )
-    yield _gauge(
+    yield GaugeMetricFamily(
         "router_config_last_reload_successful",
         "1 if the settings that were read last are in force",
         float(sources.in_force.latest),
     )
-    yield _gauge(
+    yield GaugeMetricFamily(
         "router_config_last_reload_success_timestamp_seconds",
         "When settings were last put in force, in seconds since the epoch",
         sources.in_force.loaded_at,
     )
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, documentation)
-    family.add_metric((), value)
-    return family

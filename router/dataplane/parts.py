@@ -9,6 +9,7 @@ from router.core.ledger import Ledger
 from router.core.override import PolicyInForce
 from router.core.steering import Steering
 from router.dataplane.engine_loads import LoadPoller
+from router.dataplane.gate import Gate
 from router.dataplane.learning import Learning
 from router.dataplane.lifecycle import Lifecycle
 from router.dataplane.metrics import Metrics
@@ -26,6 +27,7 @@ class Parts:
     health: Mapping[str, ServerHealth]
     policy: PolicyInForce
     steering: Steering
+    gate: Gate
     learner: Learner
     learning: Learning
     prober: Prober
