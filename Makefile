@@ -5,7 +5,7 @@ ENGINE := .venv-engine
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim test-deploy test-engine check fix bench-overhead clean
+.PHONY: help demo test sim test-deploy test-engine check fix soak bench-overhead clean
 
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -47,6 +47,9 @@ check: $(VENV)/ok  ## Format, lint, types, import rules
 fix: $(VENV)/ok  ## Format, and repair what the linter can
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+soak: $(VENV)/ok  ## 100,000 disconnects, 30 minutes of mixed traffic (ARGS="--minutes 5 --disconnects 10000")
+	$(VENV)/bin/python -m tests.soak.soak $(ARGS)
 
 bench-overhead: $(VENV)/ok  ## Router CPU per request and per chunk beside sglang-router
 	$(VENV)/bin/python -m tests.bench.overhead $(ARGS)

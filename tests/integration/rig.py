@@ -140,7 +140,9 @@ async def answer(call: Call) -> None:
 class Engine:
     """An HTTP server without manners of its own. `script` answers whatever is no abort."""
 
-    def __init__(self, script: Script = answer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, script: Script = answer, tls: ssl.SSLContext | None = None, port: int = 0
+    ) -> None:
         self.script = script
         self._tls = tls
         self.calls: list[Call] = []
@@ -151,10 +153,11 @@ class Engine:
         self.errors: list[BaseException] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", port))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)
         scheme = "http" if tls is None else "https"
-        self.url = f"{scheme}://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, sock=self._socket, ssl=self._tls)

@@ -1,25 +1,20 @@
 """Ten thousand clients that leave at random: at the end all is back to where it was."""
 
-import asyncio
 import gc
-import json
 import random
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from tests.integration.rig import CHAT, DONE, Call, Rig, event, request, running, until
+from tests.integration.rig import DONE, Call, Rig, event, running, until
+from tests.soak.traffic import PLAIN, STREAM, Whims, visits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLIENTS = 10_000
 WARM_UP = 500
-AT_ONCE = 64
 GROWTH_BYTES_MAX = 2 * 2**20
-
-STREAM = request("POST", CHAT, json.dumps({"messages": [], "stream": True}).encode())
-PLAIN = request("POST", CHAT, json.dumps({"messages": []}).encode())
 
 
 def open_files() -> int:
@@ -28,62 +23,6 @@ def open_files() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
     except FileNotFoundError:
         return 0
-
-
-class Whims:
-    """An engine that does any of the things that engines do, seeded."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-
-    async def __call__(self, call: Call) -> None:
-        whim = self._rng.random()
-        if whim < 0.3:
-            await call.stream(event("a"), event("b"), DONE)
-        elif whim < 0.5:
-            await call.reply(b"{}")
-        elif whim < 0.7:
-            await call.gone()
-        elif whim < 0.8:
-            await call.stream_head()
-            await call.gone()
-        elif whim < 0.95:
-            await call.stream_head()
-            await call.chunk(event("a"))
-            await call.gone()
-        else:
-            await call.stream_head()
-            await call.chunk(event("a"))
-            call.reset()
-
-
-async def visit(rig: Rig, rng: random.Random) -> None:
-    """Connect, ask, and leave at some moment, with or without manners."""
-    reader, writer = await rig.raw(rng.choice((STREAM, PLAIN)))
-    patience = rng.choice((0, 1, 3, 10, 40))
-    try:
-        for _ in range(patience):
-            await asyncio.sleep(0)
-        if rng.random() < 0.5:
-            try:
-                await asyncio.wait_for(reader.read(64), 0.02)
-            except (TimeoutError, ConnectionError):
-                pass
-    finally:
-        if rng.random() < 0.5:
-            writer.transport.abort()
-        else:
-            writer.close()
-
-
-async def visits(rig: Rig, count: int, rng: random.Random) -> None:
-    left = iter(range(count))
-
-    async def visitor() -> None:
-        for _ in left:
-            await visit(rig, rng)
-
-    await asyncio.gather(*(visitor() for _ in range(AT_ONCE)))
 
 
 async def at_rest(rig: Rig) -> tuple[int, int]:
@@ -112,9 +51,9 @@ async def test_ten_thousand_random_disconnects_leave_nothing_behind() -> None:
         for engine in rig.engines.values():
             engine.script = Whims(rng)
         tracemalloc.start()
-        await visits(rig, WARM_UP, rng)
+        await visits(rig.port, WARM_UP, rng)
         files, memory = await at_rest(rig)
-        await visits(rig, CLIENTS, rng)
+        await visits(rig.port, CLIENTS, rng)
         _, memory_after = await at_rest(rig)
         tracemalloc.stop()
         assert {"ok", "client_disconnect"} <= set(rig.observer.outcomes)
