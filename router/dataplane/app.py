@@ -81,7 +81,7 @@ class CrossoverApp:
             await send({"type": "websocket.close", "code": 1003})
 
     def configure(self, settings: Settings) -> None:
-        """Put settings in force: those that are live, the others are as before."""
+        """Apply settings: those that are live, the others are as before."""
         parts, before = self.parts, self.in_force.settings
         if _policy_part(settings) != _policy_part(before):
             parts.policy.configure(_policy(settings, parts.learner))
@@ -91,7 +91,6 @@ class CrossoverApp:
         parts.prober.interval_s = settings.probe_interval_s
         if settings.log_level != before.log_level:
             set_level(settings.log_level)
-        self.in_force.settings = settings
 
     def stop(self) -> None:
         """Take a signal to stop: refuse new work, or if it is not the first, wait for nothing."""

@@ -28,12 +28,16 @@ class InForce:
     latest: bool = True
     loaded_at: float = field(default_factory=time.time)
 
+    def put(self, settings: Settings) -> None:
+        """Take note that the latest settings are in force, from now on."""
+        self.settings, self.latest, self.loaded_at = settings, True, time.time()
+
 
 class Reloader:
     """Reads the settings when asked to: `load` from the same sources as at the start.
 
-    `apply` is given what is to be in force, on the event loop. One reading at a time; who asks
-    while one is under way has another after it.
+    `apply` puts settings in force, on the event loop. One reading at a time; who asks while one is
+    under way has another after it.
     """
 
     def __init__(
@@ -78,8 +82,8 @@ class Reloader:
             self._in_force.latest = False
             return
         self._apply(change.resolved.settings)
+        self._in_force.put(change.resolved.settings)
         self._resolved = change.resolved
-        self._in_force.latest, self._in_force.loaded_at = True, time.time()
         for line in change.kept:
             _log.warning("reload: %s", line)
         _log.info("reload: %s", ", ".join(change.changed) or "no setting in force has changed")
