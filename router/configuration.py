@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from router import server_list
+from router.bounded_file import FileError, read_bytes
 from router.core.admission import Limits, Room
 from router.core.calibration import Calibration, CalibrationError
 from router.core.policy import make_policy, missing_role, usable_policies
@@ -19,7 +20,7 @@ from router.options import ENV_PREFIX, OPTIONS, Option
 from router.problems import SettingsError, not_allowed, unknown
 from router.security import Reading
 from router.settings import Admission, Security, Settings, Timeouts
-from router.yaml_file import FileError, YamlFile, read_file
+from router.yaml_file import YamlFile, read_file
 
 CALIBRATION_BYTES_MAX = 4 * 2**20
 DEFAULT_ORIGIN = "default"
@@ -285,18 +286,9 @@ class _Draft:
         if path is None:
             return None
         try:
-            with Path(path).open("rb") as file:
-                data = file.read(CALIBRATION_BYTES_MAX + 1)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self.problems.append(f"{where}: {path}: cannot be read: {reason}")
-            return None
-        if len(data) > CALIBRATION_BYTES_MAX:
-            self.problems.append(f"{where}: {path}: expected {CALIBRATION_BYTES_MAX} bytes at most")
-            return None
-        try:
+            data = read_bytes(path, CALIBRATION_BYTES_MAX)
             return Calibration.from_json(json.loads(data), path)
-        except CalibrationError as error:
+        except (FileError, CalibrationError) as error:
             self.problems.append(f"{where}: {error}")
         except (ValueError, RecursionError) as error:
             self.problems.append(f"{where}: {path}: not JSON: {error}")

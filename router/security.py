@@ -5,9 +5,9 @@ No key is ever part of a message: a file is named, or a variable, and the line i
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from router.bounded_file import FileError, read_bytes
 from router.kinds import Secret
 from router.server_list import Placed
 from router.settings import Access, ClientKey, Security
@@ -84,7 +84,7 @@ class Reading:
     def _secret(self, name: str) -> str | None:
         """Return the key in the file or variable of an option."""
         given = self._given(name, KEY_BYTES_MAX)
-        return None if given is None else self.one_key(*given)
+        return None if given is None else _one_key(*given, self._problems)
 
     def _given(self, name: str, bytes_max: int) -> tuple[str, str] | None:
         """Return the text that `name` or `name`_file gives, and where it is from."""
@@ -98,30 +98,7 @@ class Reading:
             return variable.text, where
         if path is None:
             return None
-        return self.file(path, self._origins[f"{name}_file"], bytes_max)
-
-    def file(self, path: str, where: str, bytes_max: int) -> tuple[str, str] | None:
-        """Return a file's text, and where it is from; None if it cannot be read."""
-        where = f"{where}: {path}"
-        try:
-            with Path(path).open("rb") as file:
-                data = file.read(bytes_max + 1)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self._problems.append(f"{where}: cannot be read: {reason}")
-            return None
-        if len(data) > bytes_max:
-            self._problems.append(f"{where}: expected {bytes_max} bytes at most")
-            return None
-        return data.decode("utf-8", "replace"), where
-
-    def one_key(self, text: str, where: str) -> str | None:
-        """Return the key that a text is, None if it is none."""
-        problem = _key_problem(text.strip())
-        if problem is not None:
-            self._problems.append(f"{where}: {problem}")
-            return None
-        return text.strip()
+        return _text(path, self._origins[f"{name}_file"], bytes_max, self._problems)
 
     def _access(self, placed: Placed) -> Access | None:
         """Return how one server lets the router in, None if there is nothing to say of it."""
@@ -156,10 +133,9 @@ class Reading:
             return None
         if variable is not None:
             where = f"{placed.where}: environment {variable}"
-            return self.one_key(self._environ.get(variable, ""), where)
+            return _one_key(self._environ.get(variable, ""), where, self._problems)
         if path is not None:
-            read = self.file(path, placed.where, KEY_BYTES_MAX)
-            return None if read is None else self.one_key(*read)
+            return read_key(path, placed.where, self._problems)
         return self._secret(_ALL + name)
 
     def _of(self, placed: Placed, name: str) -> Any:
@@ -182,9 +158,27 @@ class Reading:
 
 def read_key(path: str, where: str, problems: list[str]) -> str | None:
     """Return the key in a file; append what is wrong with it to `problems`."""
-    reading = Reading({}, {}, {}, problems)
-    read = reading.file(path, where, KEY_BYTES_MAX)
-    return None if read is None else reading.one_key(*read)
+    read = _text(path, where, KEY_BYTES_MAX, problems)
+    return None if read is None else _one_key(*read, problems)
+
+
+def _text(path: str, where: str, bytes_max: int, problems: list[str]) -> tuple[str, str] | None:
+    """Return a file's text, and where it is from; None if it cannot be read."""
+    try:
+        data = read_bytes(path, bytes_max)
+    except FileError as error:
+        problems.append(f"{where}: {error}")
+        return None
+    return data.decode("utf-8", "replace"), f"{where}: {path}"
+
+
+def _one_key(text: str, where: str, problems: list[str]) -> str | None:
+    """Return the key that a text is, None if it is none."""
+    problem = _key_problem(text.strip())
+    if problem is not None:
+        problems.append(f"{where}: {problem}")
+        return None
+    return text.strip()
 
 
 def _key_problem(key: str) -> str | None:

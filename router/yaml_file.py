@@ -2,16 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import yaml
 
+from router.bounded_file import FileError, read_bytes
+
 FILE_BYTES_MAX = 2**20
-
-
-class FileError(Exception):
-    """The file cannot be read as a mapping. The text is for the user and names file and line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +66,7 @@ def _parse(path: str, text: str) -> YamlFile:
 
 
 def _read_text(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise FileError(f"{path}: cannot be read: {reason}") from error
-    if len(data) > FILE_BYTES_MAX:
-        raise FileError(f"{path}: larger than {FILE_BYTES_MAX} bytes")
+    data = read_bytes(path, FILE_BYTES_MAX)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -30,8 +30,9 @@ from loadtest.engines import ENGINES
 from loadtest.virtual.station import Event, Server
 from loadtest.virtual.synthetic import synthetic_trace
 from loadtest.workload import CHAT_MIX, Fixed, Lengths, Recorded
+from router.bounded_file import FileError
 from router.core.types import Layout, Role
-from router.yaml_file import FileError, YamlFile, read_file
+from router.yaml_file import YamlFile, read_file
 
 FOLDER = Path(__file__).parent / "scenarios"
 _LEVEL_MAX = 1024

@@ -343,7 +343,7 @@ def test_a_file_that_is_no_text_or_too_large_is_told(config: Config, tmp_path: P
     path = tmp_path / "binary"
     path.write_bytes(b"\xff\xfe\x00")
     assert problems({"config": [str(path)]}) == [f"{path}: not UTF-8 text"]
-    assert "larger than" in problems({"config": [config("#" * (2**20 + 1))]})[0]
+    assert "bytes at most" in problems({"config": [config("#" * (2**20 + 1))]})[0]
 
 
 def test_an_empty_file_sets_nothing(config: Config) -> None:
