@@ -14,13 +14,15 @@ from tests.deploy.node import node_under_load
 
 # So long that all loads of the shape have passed, and the last one shows.
 LOOK_S = 40
-WIDTH, HEIGHT = 1280, 1400
+WIDTH, HEIGHT = 1280, 1500
 
 
 def main() -> None:
     """Write page-light.png and page-dark.png."""
     folder = Path(tempfile.mkdtemp())
-    with node_under_load(folder) as (_, url), chromium(folder) as browser:
+    (folder / "admin").write_text("the-admin-key")
+    chosen = {"ADMIN_KEY_FILE": str(folder / "admin")}
+    with node_under_load(folder, **chosen) as (_, url), chromium(folder) as browser:
         pages = {scheme: browser.page() for scheme in ("light", "dark")}
         for scheme, page in pages.items():
             page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # both count as seen

@@ -182,6 +182,17 @@ def test_draining_the_last_server_is_asked_about_first(browser: Browser, url: st
     says(page, "warnings", "No server takes requests: each gets a 503.")
 
 
+def test_what_another_operator_has_just_drained_counts_too(browser: Browser, url: str) -> None:
+    page = unlocked(browser, url)
+    click(page, "Pause")
+    post(url, "drain", {"server": "base", "drain": True})
+    click(page, "Drain spec")
+    page.until("document.getElementById('confirm').open")
+    click(page, "Leave it")
+    page.until("!document.getElementById('confirm').open")
+    assert drained(url) == ["base"]
+
+
 def test_a_policy_is_forced_for_a_while_and_undone(browser: Browser, url: str) -> None:
     page = unlocked(browser, url)
     page.until("document.getElementById('policy').options.length > 3")
@@ -223,11 +234,15 @@ def test_a_value_that_the_router_refuses_is_told_in_its_words(browser: Browser, 
 def test_the_keyboard_alone_is_enough(page: Page, url: str) -> None:
     give_key(page)
     page.until(f"!{READ_ONLY}")
+    assert page.look("document.activeElement.id") == "operate"
+    page.press("Enter")  # once too often: no button is there to take it
+    page.press("Tab")
     assert page.look("document.activeElement.textContent") == "Drain spec"
     page.press("Tab")
     assert page.look("document.activeElement.textContent") == "Drain base"
     page.press("Enter")
     says(page, "done", "base is drained")
+    assert drained(url) == ["base"]
     # What is drawn every second takes the focus from nobody.
     says(page, "servers", "drained")
     assert page.look("document.activeElement.textContent") == "Undrain base"

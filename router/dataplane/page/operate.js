@@ -2,6 +2,7 @@
 // What an operator may do from the page. The admin key is known in this block only: it is in no URL, no storage, no element.
 {
   const TIMEOUT_MS = 5000;
+  const SILENCE = "The router does not answer, so it may or may not have done it. Look at the figures before you try again.";
 
   // The text is for the operator.
   class Refused extends Error {}
@@ -21,7 +22,7 @@
       });
       told = await answer.json();
     } catch {
-      throw new Refused("The router does not answer, so it may or may not have done it. Look at the figures before you try again.");
+      throw new Refused(SILENCE);
     }
     if (answer.ok) return told;
     if (answer.status === 401 || answer.status === 403) {
@@ -31,20 +32,31 @@
     throw new Refused(told.error?.message || `The router refused: ${answer.status}.`);
   }
 
+  // What holds now: what was drawn last may be older than what somebody has done since.
+  async function refresh() {
+    try {
+      state = await ask("state", 0);
+    } catch {
+      throw new Refused(SILENCE);
+    }
+    draw();
+  }
+
   // One at a time: what is asked for meanwhile is not done.
   async function act(work) {
     if (busy) return;
     busy = true;
     say("");
     try {
-      say(await work());
+      const words = await work();
+      await refresh();
+      say(words);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       say("", error.message);
     } finally {
       busy = false;
     }
-    draw();
   }
 
   function say(done, failed = "") {
@@ -68,8 +80,8 @@
       if (!/^[!-~]+$/.test(given)) throw new Refused("A key has no spaces, and no letters beyond ASCII.");
       await send("POST", "key", null, given);
       key = given;
-      draw();
-      byId("drains").querySelector("button").focus();
+      await refresh();
+      byId("operate").focus(); // on no button: Enter pressed twice is to do nothing
       return "The key is good: servers can be drained, and the policy overridden.";
     });
   });
@@ -101,14 +113,14 @@
     return "gets nothing new, and has nothing left: it can be restarted";
   }
 
-  async function drain(name) {
-    const wanted = !serverOf(name).drained;
-    const others = state.servers.filter((server) => server.name !== name && server.up && !server.drained);
-    if (wanted && !others.length && !(await confirmed(`No other server takes requests. With ${name} drained, every request gets a 503 until a server is back.`))) return;
-    await act(async () => {
-      const told = await send("POST", "drain", { server: name, drain: wanted });
-      serverOf(name).drained = told.drained;
-      return told.drained ? `${name} is drained: it gets nothing new.` : `${name} gets requests again.`;
+  function drain(name) {
+    const wanted = !serverOf(name).drained; // as the button says
+    return act(async () => {
+      await refresh();
+      const others = state.servers.filter((server) => server.name !== name && server.up && !server.drained);
+      if (wanted && !others.length && !(await confirmed(`No other server takes requests. With ${name} drained, every request gets a 503 until a server is back.`))) return "";
+      await send("POST", "drain", { server: name, drain: wanted });
+      return wanted ? `${name} is drained: it gets nothing new.` : `${name} gets requests again.`;
     });
   }
 
@@ -138,18 +150,17 @@
     if (hasThreshold() && !isNaN(threshold)) asked.threshold = threshold;
     act(async () => {
       const { override } = await send("POST", "policy", asked);
-      state.policy.override = override;
       return `Policy ${inWords(override)} is in force for ${duration(override.remaining_s)}.`;
     });
   });
 
-  byId("undo").addEventListener("click", () => act(async () => {
-    await send("DELETE", "policy");
-    state.policy.override = null;
-    draw();
-    byId("policy").focus(); // the button that had it cannot be used any more
-    return `Policy ${state.policy.configured} is in force again.`;
-  }));
+  byId("undo").addEventListener("click", async () => {
+    await act(async () => {
+      await send("DELETE", "policy");
+      return `Policy ${state.policy.configured} is in force again.`;
+    });
+    if (byId("undo").disabled) byId("policy").focus(); // else the focus were nowhere
+  });
 
   function draw() {
     if (!state) return;
@@ -171,6 +182,9 @@
   }
 
   document.addEventListener("state", (event) => {
+    // One that was asked for before the latest refresh says what no longer holds; a clock far behind is another router's.
+    const behind = (state?.at_s ?? 0) - event.detail.at_s;
+    if (behind > 0 && behind < TIMEOUT_MS / 1000) return;
     state = event.detail;
     draw();
   });

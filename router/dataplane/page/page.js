@@ -311,8 +311,8 @@ function noteChanges(state) {
 
 // The loop
 
-const ask = async (name) => {
-  const answer = await fetch(`${HERE}${name}`, { cache: "no-store", headers: { "cache-control": "max-age=1" }, signal: AbortSignal.timeout(5000) });
+const ask = async (name, ageS = 1) => {
+  const answer = await fetch(`${HERE}${name}`, { cache: "no-store", headers: { "cache-control": `max-age=${ageS}` }, signal: AbortSignal.timeout(5000) });
   if (!answer.ok) throw new Error(`${name}: ${answer.status}`);
   return answer.json();
 };
@@ -325,7 +325,7 @@ async function poll() {
   if (paused || document.hidden || asking) return;
   asking = true;
   try {
-    const [state, model, { decisions }] = await Promise.all(["state", "model", "decisions"].map(ask));
+    const [state, model, { decisions }] = await Promise.all(["state", "model", "decisions"].map((name) => ask(name)));
     remember(state);
     drawNow(state, model, decisions);
     drawServers(state.servers);
