@@ -21,7 +21,7 @@ from router.core.policy import (
     usable_policies,
 )
 from router.core.types import Policy
-from router.dataplane.errors import ErrorReply
+from router.dataplane import errors
 from router.dataplane.parts import Parts
 from router.settings import Settings
 
@@ -84,9 +84,9 @@ async def _answer(request: Request, act: Callable[[Mapping[str, Any]], dict[str,
     try:
         return _json(act(_object(await request.body())))
     except _Refused as refused:
-        error = ErrorReply(400, "invalid_value", str(refused))
-        return Response(error.body(), error.status, headers={"x-crossover-error": error.code},
-                        media_type="application/json")  # fmt: skip
+        error = errors.invalid_value(str(refused))
+        headers = {name.decode(): value.decode() for name, value in error.headers()}
+        return Response(error.body(), error.status, headers)
 
 
 def _object(body: bytes) -> dict[str, Any]:

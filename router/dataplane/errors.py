@@ -123,6 +123,11 @@ def websocket_refused() -> ErrorReply:
     return ErrorReply(501, "websocket_not_supported", message)
 
 
+def invalid_value(message: str) -> ErrorReply:
+    """What an operator asks for cannot be done; the message says what is allowed."""
+    return ErrorReply(400, "invalid_value", message)
+
+
 def target_needed(names: Iterable[str]) -> ErrorReply:
     """A request that is for one server names none, or an unknown one."""
     message = f"Name the server in x-crossover-target: {', '.join(names)}."
@@ -144,13 +149,13 @@ def target_unknown(known: Iterable[str]) -> ErrorReply:
 def target_down(names: Iterable[str]) -> ErrorReply:
     """The request is for these servers, and none of them is up."""
     message = f"The request is for server {' or '.join(names)}, which cannot take it now."
-    return ErrorReply(503, "target_down", message, "overloaded_error", retry_after_s=1)
+    return _unavailable("target_down", message)
 
 
 def drained(names: Iterable[str]) -> ErrorReply:
     """What could take the request is drained."""
     message = f"Server {', '.join(names)} is drained, and no other can take the request."
-    return ErrorReply(503, "drained", message, "overloaded_error", retry_after_s=1)
+    return _unavailable("drained", message)
 
 
 def response_unknown(response_id: str, silent: Sequence[str]) -> ErrorReply:
@@ -206,22 +211,17 @@ def body_stalled(limit_s: float) -> ErrorReply:
 
 def no_server() -> ErrorReply:
     """No server is up."""
-    message = "No server can take the request now."
-    return ErrorReply(503, "no_server", message, "overloaded_error", retry_after_s=1)
+    return _unavailable("no_server", "No server can take the request now.")
 
 
 def shutting_down() -> ErrorReply:
     """The router stops, and this request would not have ended in time."""
-    message = "The router is shutting down."
-    return ErrorReply(
-        503, "shutting_down", message, "overloaded_error", retry_after_s=1, close=True
-    )
+    return _unavailable("shutting_down", "The router is shutting down.", close=True)
 
 
 def exhausted() -> ErrorReply:
     """The router can open no more connections."""
-    message = "The router has no connection left."
-    return ErrorReply(503, "exhausted", message, "overloaded_error", retry_after_s=1)
+    return _unavailable("exhausted", "The router has no connection left.")
 
 
 def upstream_unreachable(server: str) -> ErrorReply:
@@ -276,6 +276,10 @@ def outcome_of(status: int) -> Outcome:
 
 def _busy(code: str, message: str, retry_after_s: int) -> ErrorReply:
     return ErrorReply(429, code, message, "rate_limit_error", retry_after_s)
+
+
+def _unavailable(code: str, message: str, *, close: bool = False) -> ErrorReply:
+    return ErrorReply(503, code, message, "overloaded_error", retry_after_s=1, close=close)
 
 
 def _upstream(
