@@ -108,6 +108,18 @@ class Node:
             self._processes[name] = process
             yield
 
+    def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command as `docker compose exec` does: with the service's environment and files."""
+        service = self._services[name]
+        return subprocess.run(
+            _command([self._mounted(service, word) for word in words]),
+            env=_environment(self._scratch, self._own(name)),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a service's process a signal."""
         self._processes[name].send_signal(number)

@@ -228,6 +228,20 @@ def test_a_changed_file_is_in_force_after_sighup() -> None:
             time.sleep(0.05)
 
 
+def test_the_doctor_looks_at_the_engines_from_the_routers_container() -> None:
+    router, spec, base = free_ports(3)
+    node = Node(read(CHOSEN), {"30000": router, "30001": spec, "30002": base})
+    with node.up("sim", "router"):
+        words = ["crossover", "doctor", "--config", "/etc/crossover/crossover.yaml"]
+        ran = node.run("router", *words)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        for expected in ("ok    spec        reachable", "keepalive_s of 60"):
+            assert expected in ran.stdout
+        documents = ("docs/quickstart.md", "docs/operations.md")
+        for text in ((ROOT / name).read_text() for name in documents):
+            assert f"docker compose exec router {' '.join(words)}" in " ".join(text.split())
+
+
 @pytest.mark.parametrize("layout", ["shared", "disjoint"])
 def test_profile_sim_serves_a_request_and_says_how_it_is_set_up(layout: str) -> None:
     router, spec, base = free_ports(3)

@@ -2,6 +2,7 @@
 
 import configparser
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
+from router.options import OPTIONS
 from tests.deploy.compose import ROOT, Node, example_environment, free_ports, running
 
 UNITS = ROOT / "deploy/systemd"
@@ -68,3 +71,24 @@ def test_a_wrong_setting_is_not_tried_again_and_again(tmp_path: Path) -> None:
         check=False,
     )
     assert str(ran.returncode) == service["RestartPreventExitStatus"]
+
+
+def test_systemd_waits_for_longer_than_the_router_drains() -> None:
+    settings = yaml.safe_load((UNITS / "crossover.yaml").read_text())
+    waits_s = int(unit("crossover.service")["TimeoutStopSec"])
+    assert waits_s >= settings["drain_timeout_s"] + 10
+
+
+def test_the_settings_that_are_suggested_are_settings_and_name_the_units_credentials() -> None:
+    text = (UNITS / "crossover.yaml").read_text()
+    suggested = dict(re.findall(r"^# ([a-z_]+): (\S+)$", text, re.MULTILINE))
+    assert set(suggested) <= {option.name for option in OPTIONS if option.in_file}
+    loaded = re.findall(
+        r"^#LoadCredential=([a-z_]+):", (UNITS / "crossover.service").read_text(), re.MULTILINE
+    )
+    named = [value for key, value in suggested.items() if key.endswith("_file")]
+    assert named == [f"/run/credentials/crossover.service/{name}" for name in loaded]
+
+
+def test_a_reload_is_the_signal_that_reads_the_settings_again() -> None:
+    assert unit("crossover.service")["ExecReload"] == "/bin/kill -HUP $MAINPID"
