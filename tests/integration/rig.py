@@ -40,6 +40,8 @@ from router.tls import ServerTls
 
 PATIENCE_S = 10.0
 CHAT = "/v1/chat/completions"
+PLAIN = b'{"messages": [{"role": "user", "content": "hi"}]}'
+STREAM = b'{"messages": [{"role": "user", "content": "hi"}], "stream": true}'
 ADMIN_KEY = "let-me-in"
 
 # Small, for tests of backpressure: what the kernel holds is not the router's.

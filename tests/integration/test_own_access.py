@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import io
-import json
 import logging
 import socket
 from base64 import b64encode
@@ -22,13 +21,12 @@ from router.dataplane.control import PATHS
 from router.dataplane.inlet import protocol
 from router.dataplane.logs import configure
 from router.settings import Access, ClientKey, Security, Settings
-from tests.integration.rig import CHAT, PATIENCE_S, Call, Engine, until
+from tests.integration.rig import CHAT, PATIENCE_S, PLAIN, Call, Engine, until
 
 pytestmark = pytest.mark.anyio
 
 PAGE = "https://chat.example"
 KEYS = {name: f"planted-{name}-key" for name in ("client", "admin", "engine", "boss")}
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 SECURITY = Security(
     client_keys=(ClientKey(KEYS["client"], "chat"),),
     admin_key=KEYS["admin"],
@@ -226,7 +224,7 @@ async def test_no_key_is_in_any_answer_log_line_or_metric() -> None:
                 ("POST", "/flush_cache"), ("GET", "/nowhere"), ("POST", "/crossover/state"),
                 *(("GET", path) for path in sorted(PATHS)),
             ):  # fmt: skip
-                content = BODY if method == "POST" else None
+                content = PLAIN if method == "POST" else None
                 for headers in (bearer(name), {"x-api-key": KEYS[name]}, password(KEYS[name])):
                     try:
                         response = await it.http.request(

@@ -7,13 +7,12 @@ import pytest
 from openai import AsyncOpenAI, AuthenticationError
 
 from router.settings import Access, ClientKey
-from tests.integration.rig import ADMIN_KEY, CHAT, Call, event, request, running, until
+from tests.integration.rig import ADMIN_KEY, CHAT, PLAIN, Call, event, request, running, until
 
 pytestmark = pytest.mark.anyio
 
 CLIENTS = (ClientKey("sk-one"), ClientKey("sk-two", "chat"))
 SERVERS = {"spec": Access("engine-key", "engine-boss"), "base": Access("base-key")}
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 PAGE = "https://chat.example"
 
 
@@ -26,7 +25,7 @@ def bearer(key: str) -> dict[str, str]:
 )
 async def test_a_client_key_lets_in_and_stays_here(headers: dict[str, str]) -> None:
     async with running(client_keys=CLIENTS, access=SERVERS) as rig:
-        response = await rig.http.post(CHAT, content=BODY, headers=headers)
+        response = await rig.http.post(CHAT, content=PLAIN, headers=headers)
         assert response.status_code == 200
         (call,) = rig.spec.calls
         assert [value for name, value in call.headers if name == "authorization"] == [
@@ -38,7 +37,7 @@ async def test_a_client_key_lets_in_and_stays_here(headers: dict[str, str]) -> N
 async def test_where_the_server_has_no_key_none_is_sent() -> None:
     async with running(client_keys=CLIENTS) as rig:
         assert (
-            await rig.http.post(CHAT, content=BODY, headers=bearer("sk-one"))
+            await rig.http.post(CHAT, content=PLAIN, headers=bearer("sk-one"))
         ).status_code == 200
         assert rig.spec.calls[0].header("authorization") is None
 
@@ -116,7 +115,7 @@ async def test_the_admin_key_never_travels_on_to_an_engine() -> None:
 async def test_without_client_keys_a_clients_own_key_goes_through() -> None:
     async with running() as rig:
         headers = {**bearer("sk-theirs"), "x-api-key": "mine"}
-        assert (await rig.http.post(CHAT, content=BODY, headers=headers)).status_code == 200
+        assert (await rig.http.post(CHAT, content=PLAIN, headers=headers)).status_code == 200
         (call,) = rig.spec.calls
         assert call.header("authorization") == "Bearer sk-theirs"
         assert call.header("x-api-key") == "mine"
@@ -154,13 +153,13 @@ async def test_a_named_page_may_read_what_is_relayed() -> None:
         rig.spec.script = script
         for origin, allowed in ((PAGE, PAGE), ("https://evil.example", None)):
             headers = {"origin": origin, **bearer("sk-one")}
-            response = await rig.http.post(CHAT, content=BODY, headers=headers)
+            response = await rig.http.post(CHAT, content=PLAIN, headers=headers)
             assert response.status_code == 200
             assert response.headers.get("access-control-allow-origin") == allowed
             assert "access-control-allow-credentials" not in response.headers
             assert response.headers["vary"] == "origin"
         # An error, too, can be read by the page.
-        refused = await rig.http.post(CHAT, content=BODY, headers={"origin": PAGE})
+        refused = await rig.http.post(CHAT, content=PLAIN, headers={"origin": PAGE})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == PAGE
 
@@ -190,7 +189,7 @@ async def test_without_origins_an_engines_own_permission_does_not_pass() -> None
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=BODY, headers={"origin": PAGE})
+        response = await rig.http.post(CHAT, content=PLAIN, headers={"origin": PAGE})
         assert "access-control-allow-origin" not in response.headers
 
 
@@ -218,7 +217,7 @@ async def test_a_websocket_is_refused_in_words(path: str) -> None:
 async def test_an_offer_of_http2_is_passed_over() -> None:
     async with running() as rig:
         lines = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAM")
-        reader, writer = await rig.post(CHAT, BODY, *lines)
+        reader, writer = await rig.post(CHAT, PLAIN, *lines)
         assert b" 200 " in await reader.readline()
         assert rig.spec.calls[0].body.startswith(b"{")
         writer.close()

@@ -15,6 +15,7 @@ from tests.integration.rig import (
     BOTH_LOOPS,
     CHAT,
     DONE,
+    STREAM,
     Call,
     Engine,
     Rig,
@@ -25,7 +26,6 @@ from tests.integration.rig import (
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BATCH = "x-crossover-priority: batch"
 ONE = Admission(Limits(each=Room(sequences=1)))
 
@@ -82,12 +82,12 @@ class Crowd:
         self._rig = rig
         self._clients: list[Client] = []
 
-    async def send(self, name: str, *lines: str, path: str = CHAT, body: bytes = BODY) -> Client:
+    async def send(self, name: str, *lines: str, path: str = CHAT, body: bytes = STREAM) -> Client:
         client = Client(*await self._rig.post(path, body, f"x-request-id: {name}", *lines))
         self._clients.append(client)
         return client
 
-    async def wait(self, name: str, *lines: str, path: str = CHAT, body: bytes = BODY) -> Client:
+    async def wait(self, name: str, *lines: str, path: str = CHAT, body: bytes = STREAM) -> Client:
         """Send it, and see it wait."""
         before = len(self._rig.relay.gate.line)
         client = await self.send(name, *lines, path=path, body=body)
@@ -137,7 +137,7 @@ async def test_who_finds_no_room_waits_and_is_served_when_a_place_is_free() -> N
 
 async def test_a_full_server_leaves_the_request_to_the_other() -> None:
     async with crowded(Held(), base=Engine()) as (rig, _):
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.headers["x-crossover-server"] == "base"
 
 
@@ -197,7 +197,7 @@ async def test_a_full_queue_is_a_429_with_a_retry_after() -> None:
     admission = Admission(Limits(each=Room(sequences=1)), queue_max=1)
     async with crowded(Held(), admission) as (rig, crowd):
         await crowd.wait("second")
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 429
         assert response.headers["x-crossover-error"] == "queue_full"
         assert int(response.headers["retry-after"]) >= 1
@@ -237,7 +237,7 @@ async def test_retry_after_is_honest_about_how_long_requests_take() -> None:
 async def test_who_waits_too_long_gets_a_429() -> None:
     admission = Admission(Limits(each=Room(sequences=1)), queue_timeout_s=0.1)
     async with crowded(Held(), admission) as (rig, _):
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 429
         assert response.headers["x-crossover-error"] == "queue_timeout"
         assert int(response.headers["retry-after"]) >= 1
@@ -308,7 +308,7 @@ async def test_raised_limits_serve_who_waits() -> None:
 async def test_an_unknown_class_is_a_400_that_names_the_known_ones() -> None:
     async with running() as rig:
         headers = {"x-crossover-priority": "urgent"}
-        response = await rig.http.post(CHAT, content=BODY, headers=headers)
+        response = await rig.http.post(CHAT, content=STREAM, headers=headers)
         assert response.status_code == 400
         error = response.json()["error"]
         assert error["code"] == "priority_unknown"
@@ -321,7 +321,7 @@ async def test_the_class_is_not_told_to_the_engine() -> None:
     async with running() as rig:
         for word in ("batch", "interactive"):
             headers = {"x-crossover-priority": word}
-            assert (await rig.http.post(CHAT, content=BODY, headers=headers)).status_code == 200
+            assert (await rig.http.post(CHAT, content=STREAM, headers=headers)).status_code == 200
         assert all(call.header("x-crossover-priority") is None for call in rig.spec.calls)
         assert [record.priority for record in rig.observer.records] == ["batch", "interactive"]
 

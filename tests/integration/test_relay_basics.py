@@ -7,11 +7,9 @@ import json
 import pytest
 
 from router.dataplane.peek import PARSE_BYTES_MAX
-from tests.integration.rig import CHAT, DONE, Call, Engine, answer, event, request, running
+from tests.integration.rig import CHAT, DONE, PLAIN, Call, Engine, answer, event, request, running
 
 pytestmark = pytest.mark.anyio
-
-CHAT_BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
 
 
 async def test_a_plain_request_and_its_answer_keep_every_byte() -> None:
@@ -69,7 +67,7 @@ async def test_utf8_cut_between_chunks_arrives_whole() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=CHAT_BODY)
+        response = await rig.http.post(CHAT, content=PLAIN)
         assert response.content == stream
         assert (await rig.record()).outcome == "ok"
 
@@ -100,13 +98,13 @@ async def test_a_body_too_large_to_be_read_is_relayed_as_it_is() -> None:
 async def test_a_chunked_request_body_arrives_with_its_length() -> None:
     async with running() as rig:
         chunks = b"".join(
-            b"%x\r\n%s\r\n" % (len(part), part) for part in (CHAT_BODY[:9], CHAT_BODY[9:], b"")
+            b"%x\r\n%s\r\n" % (len(part), part) for part in (PLAIN[:9], PLAIN[9:], b"")
         )
         head = f"POST {CHAT} HTTP/1.1\r\nhost: router\r\ntransfer-encoding: chunked\r\n\r\n"
         reader, writer = await rig.raw(head.encode() + chunks)
         assert b" 200 " in await reader.readline()
         call = rig.spec.calls[0]
-        assert call.json["messages"] == json.loads(CHAT_BODY)["messages"]
+        assert call.json["messages"] == json.loads(PLAIN)["messages"]
         assert call.header("content-length") == str(len(call.body))
         assert call.header("transfer-encoding") is None
         writer.close()
@@ -114,7 +112,7 @@ async def test_a_chunked_request_body_arrives_with_its_length() -> None:
 
 async def test_a_client_that_expects_100_continue_gets_it() -> None:
     async with running() as rig:
-        whole = request("POST", CHAT, CHAT_BODY, "expect: 100-continue")
+        whole = request("POST", CHAT, PLAIN, "expect: 100-continue")
         head, _, body = whole.partition(b"\r\n\r\n")
         reader, writer = await rig.raw(head + b"\r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -138,7 +136,7 @@ async def test_headers_of_one_hop_stop_there_and_all_others_pass() -> None:
             "te: trailers", "proxy-authorization: x", "accept-encoding: gzip, br",
             "traceparent: 00-1", "x-data-parallel-rank: 3", "x-dup: 1", "x-dup: 2",
         ]  # fmt: skip
-        reader, writer = await rig.post(CHAT, CHAT_BODY, *sent)
+        reader, writer = await rig.post(CHAT, PLAIN, *sent)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         call = rig.spec.calls[0]
         names = [name for name, _ in call.headers]
@@ -167,7 +165,7 @@ async def test_a_compressed_answer_keeps_its_headers_and_bytes() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, CHAT_BODY, "accept-encoding: gzip")
+        reader, writer = await rig.post(CHAT, PLAIN, "accept-encoding: gzip")
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         assert b"content-encoding: gzip" in head
         assert b"content-length: 12" in head
@@ -185,14 +183,14 @@ async def test_a_compressed_stream_passes_as_it_is() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=CHAT_BODY)
+        response = await rig.http.post(CHAT, content=PLAIN)
         assert response.content == event("a") + DONE
         assert (await rig.record()).outcome == "ok"
 
 
 async def test_the_request_id_is_echoed_and_passed_on() -> None:
     async with running() as rig:
-        response = await rig.http.post(CHAT, content=CHAT_BODY, headers={"x-request-id": "mine-1"})
+        response = await rig.http.post(CHAT, content=PLAIN, headers={"x-request-id": "mine-1"})
         assert response.headers["x-request-id"] == "mine-1"
         assert rig.spec.calls[0].header("x-request-id") == "mine-1"
         assert (await rig.record()).request_id == "mine-1"
@@ -202,7 +200,7 @@ async def test_the_request_id_is_echoed_and_passed_on() -> None:
 async def test_a_request_id_that_could_do_harm_is_replaced(given: str) -> None:
     async with running() as rig:
         headers = {"x-request-id": given.encode("latin-1")}
-        response = await rig.http.post(CHAT, content=CHAT_BODY, headers=headers)
+        response = await rig.http.post(CHAT, content=PLAIN, headers=headers)
         assert len(response.headers["x-request-id"]) == 32
         assert rig.spec.calls[0].header("x-request-id") == response.headers["x-request-id"]
 
@@ -242,7 +240,7 @@ async def test_answers_without_a_length_end_with_their_connection() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        assert (await rig.http.post(CHAT, content=CHAT_BODY)).content == b'{"a": 1}'
+        assert (await rig.http.post(CHAT, content=PLAIN)).content == b'{"a": 1}'
         assert (await rig.record()).outcome == "ok"
 
 
@@ -253,7 +251,7 @@ async def test_informational_responses_are_not_taken_for_the_answer() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=CHAT_BODY)
+        response = await rig.http.post(CHAT, content=PLAIN)
         assert (response.status_code, response.content) == (201, b"{}")
         assert "link" not in response.headers
 
@@ -276,20 +274,20 @@ async def test_a_base_path_of_the_server_is_kept() -> None:
     engine = Engine()
     engine.url += "/deep/down"
     async with running(engines={"spec": engine}) as rig:
-        await rig.http.post(CHAT, content=CHAT_BODY)
+        await rig.http.post(CHAT, content=PLAIN)
         assert engine.calls[0].target == "/deep/down" + CHAT
 
 
 async def test_connections_are_reused_youngest_first() -> None:
     async with running() as rig:
         for _ in range(5):
-            await rig.http.post(CHAT, content=CHAT_BODY)
+            await rig.http.post(CHAT, content=PLAIN)
         assert rig.spec.connections == 1
-        await asyncio.gather(*(rig.http.post(CHAT, content=CHAT_BODY) for _ in range(4)))
+        await asyncio.gather(*(rig.http.post(CHAT, content=PLAIN) for _ in range(4)))
         burst = rig.spec.connections
         assert rig.pools["spec"].idle_connections == burst
         for _ in range(5):
-            await rig.http.post(CHAT, content=CHAT_BODY)
+            await rig.http.post(CHAT, content=PLAIN)
         assert rig.spec.connections == burst
         assert len({call.connection for call in rig.spec.calls[-5:]}) == 1
 
@@ -302,7 +300,7 @@ async def test_what_a_model_says_of_usage_is_counted() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        await rig.http.post(CHAT, content=CHAT_BODY)
+        await rig.http.post(CHAT, content=PLAIN)
         record = await rig.record()
         assert (record.output_tokens, record.tokens_exact) == (7, True)
 
@@ -324,7 +322,7 @@ async def test_an_engines_error_passes_and_is_not_taken_for_a_fault_of_the_wire(
 
     async with running(engines={"spec": Engine(script)}) as rig:
         for _ in range(3):
-            response = await rig.http.post(CHAT, content=CHAT_BODY)
+            response = await rig.http.post(CHAT, content=PLAIN)
             assert (response.status_code, response.content) == (status, b'{"object":"error"}')
         assert rig.health["spec"].up
         assert (await rig.record(3)).outcome == outcome

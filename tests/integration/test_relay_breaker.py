@@ -1,17 +1,15 @@
 """A server that answers badly: when it is left alone, and how it comes back."""
 
-import json
 import logging
 
 import pytest
 
 from router.core.breaker import BreakerState
 from router.settings import Admission
-from tests.integration.rig import CHAT, DONE, Call, Engine, Rig, event, running, until
+from tests.integration.rig import CHAT, DONE, STREAM, Call, Engine, Rig, event, running, until
 
 pytestmark = pytest.mark.anyio
 
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 TWO = Admission(breaker_failures=2)
 
 
@@ -50,7 +48,7 @@ async def ask(rig: Rig, count: int) -> list[str]:
     """Send so many requests, one after the other; return the servers that they went to."""
     servers = []
     for _ in range(count):
-        reader, writer = await rig.post(CHAT, BODY, "connection: close")
+        reader, writer = await rig.post(CHAT, STREAM, "connection: close")
         head = (await reader.read()).decode().partition("\r\n\r\n")[0]
         writer.close()
         servers.append(head.split("x-crossover-server: ")[1].split("\r")[0])
@@ -102,7 +100,7 @@ async def test_clients_that_leave_open_no_breaker() -> None:
     async with running(admission=Admission(breaker_failures=1)) as rig:
         rig.spec.script = script
         for count in range(1, 4):
-            _, writer = await rig.post(CHAT, BODY)
+            _, writer = await rig.post(CHAT, STREAM)
             await until(lambda count=count: len(rig.spec.calls) == count)  # type: ignore[misc]
             writer.transport.abort()
             await rig.record(count)
@@ -137,7 +135,7 @@ async def test_the_last_server_is_never_taken_out_by_its_breaker() -> None:
         assert await ask(rig, 5) == ["spec"] * 5
         assert state(rig) is BreakerState.OPEN
         rig.spec.script = streaming
-        assert (await rig.http.post(CHAT, content=BODY)).content == event("a") + DONE
+        assert (await rig.http.post(CHAT, content=STREAM)).content == event("a") + DONE
 
 
 async def test_both_failing_both_are_used() -> None:
@@ -183,7 +181,7 @@ async def test_the_first_token_of_the_trial_closes_it_and_only_one_is_tried() ->
         await ask(rig, 2)
         rig.spec.script = slow
         await until(lambda: state(rig) is BreakerState.HALF_OPEN)
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await until(lambda: len(rig.spec.calls) == 3)
         assert await ask(rig, 1) == ["base"]
         await reader.readuntil(b"0\r\n\r\n")
@@ -213,7 +211,7 @@ async def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
         await ask(rig, 2)
         rig.spec.script = silent
         await until(lambda: state(rig) is BreakerState.HALF_OPEN)
-        _, writer = await rig.post(CHAT, BODY)
+        _, writer = await rig.post(CHAT, STREAM)
         await until(lambda: len(rig.spec.calls) == 3)
         writer.transport.abort()
         await rig.record(3)
@@ -233,7 +231,7 @@ async def test_a_server_that_returns_gets_a_few_requests_first() -> None:
         rig.health["spec"].returned_at = rig.relay.clock()
         writers = []
         for _ in range(8):
-            reader, writer = await rig.post(CHAT, BODY)
+            reader, writer = await rig.post(CHAT, STREAM)
             await reader.readuntil(b"\n\n")
             writers.append(writer)
         assert rig.ledger.load("spec").sequences == 4

@@ -1,7 +1,6 @@
 """A client that leaves stops the engine at once, and nothing is left of it."""
 
 import contextlib
-import json
 import socket
 from collections.abc import Awaitable, Callable
 
@@ -12,6 +11,8 @@ from tests.integration.rig import (
     BOTH_LOOPS,
     CHAT,
     DONE,
+    PLAIN,
+    STREAM,
     Call,
     Engine,
     Rig,
@@ -22,9 +23,6 @@ from tests.integration.rig import (
 )
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
-
-PLAIN = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
-STREAM = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 
 
 async def in_prefill(call: Call) -> None:

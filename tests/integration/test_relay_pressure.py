@@ -1,7 +1,6 @@
 """Slow clients, large bodies, servers that are down: every buffer and wait has a bound."""
 
 import asyncio
-import json
 import resource
 import socket
 import tracemalloc
@@ -15,6 +14,7 @@ from tests.integration.rig import (
     CHAT,
     DONE,
     OWN_PATH,
+    STREAM,
     Call,
     Engine,
     Rig,
@@ -26,7 +26,6 @@ from tests.integration.rig import (
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 BIG = event("x" * 65536)
 BIG_COUNT = 400
 
@@ -59,7 +58,7 @@ async def test_a_slow_client_holds_its_engine_back_and_gets_every_byte() -> None
     flood = Flood()
     async with running() as rig:
         rig.spec.script = flood
-        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+        async with rig.http.stream("POST", CHAT, content=STREAM) as response:
             # What is on the way sits in socket buffers; the router holds one read at most.
             assert await flood.stuck() < BIG_COUNT
             assert len(rig.relay.calls) == 1
@@ -69,7 +68,7 @@ async def test_a_slow_client_holds_its_engine_back_and_gets_every_byte() -> None
         await rig.settled()
         # The connection that had been paused serves the next request.
         rig.spec.script = Flood()
-        assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
         assert rig.spec.connections == 1
 
 
@@ -81,7 +80,7 @@ async def test_a_client_that_did_not_read_before_its_turn_holds_its_engine_back_
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", rig.port))
             deaf.setblocking(False)
-            wire = request("POST", OWN_PATH, b"z" * 2**19) + request("POST", CHAT, BODY)
+            wire = request("POST", OWN_PATH, b"z" * 2**19) + request("POST", CHAT, STREAM)
             await asyncio.get_running_loop().sock_sendall(deaf, wire)
             assert await flood.stuck() < BIG_COUNT
 
@@ -91,7 +90,7 @@ async def test_a_slow_client_is_not_taken_for_a_slow_engine() -> None:
     timeouts = Timeouts(connect_s=1.0, first_byte_s=0.3, idle_s=3.0)
     async with running(timeouts=timeouts) as rig:
         rig.spec.script = flood
-        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+        async with rig.http.stream("POST", CHAT, content=STREAM) as response:
             await flood.stuck()
             await response.aread()
         assert (await rig.record()).outcome == "ok"
@@ -102,7 +101,7 @@ async def test_a_client_that_stops_reading_for_good_is_given_up() -> None:
     timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.2)
     async with running(timeouts=timeouts) as rig:
         rig.spec.script = flood
-        async with rig.http.stream("POST", CHAT, content=BODY):
+        async with rig.http.stream("POST", CHAT, content=STREAM):
             record = await rig.record()
             assert (record.outcome, record.error) == (
                 "client_disconnect",
@@ -139,10 +138,10 @@ async def test_giving_up_a_client_leaves_the_next_request_on_its_connection_alon
             rig.spec.script = whole
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             deaf.connect(("127.0.0.1", rig.port))
-            deaf.sendall(request("POST", CHAT, BODY))
+            deaf.sendall(request("POST", CHAT, STREAM))
             await until(lambda: rig.pools["spec"].idle_connections)
             rig.spec.script = until_the_first_is_given_up
-            second = await rig.http.post(CHAT, content=BODY)
+            second = await rig.http.post(CHAT, content=STREAM)
             assert second.content.endswith(event("b") + DONE)
             assert rig.spec.connections == 1
             given_up, served = rig.observer.records
@@ -159,7 +158,7 @@ async def test_a_client_that_leaves_while_it_is_slow_stops_the_engine() -> None:
     flood = Flood()
     async with running() as rig:
         rig.spec.script = flood
-        _, writer = await rig.post(CHAT, BODY)
+        _, writer = await rig.post(CHAT, STREAM)
         await flood.stuck()
         writer.transport.abort()
         assert (await rig.record()).outcome == "client_disconnect"
@@ -183,7 +182,7 @@ async def test_an_engine_that_dies_under_a_slow_client_still_ends_in_an_error() 
 
     async with running() as rig:
         rig.spec.script = fragile
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await until(lambda: rig.spec.calls and rig.spec.calls[0].closed)
         wire = await reader.read()
         assert b'data: {"error":' in wire[-1000:]
@@ -261,7 +260,7 @@ async def test_a_refused_connection_sends_the_request_to_the_other_server() -> N
     async with running() as rig:
         await rig.spec.stop()
         for _ in range(3):
-            response = await rig.http.post(CHAT, content=BODY)
+            response = await rig.http.post(CHAT, content=STREAM)
             assert response.status_code == 200
             assert response.headers["x-crossover-server"] == "base"
         assert [record.attempts for record in rig.observer.records] == [2, 2, 1]
@@ -278,7 +277,7 @@ async def test_a_router_out_of_files_blames_no_server() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
         try:
             for _ in range(4):
-                writer.write(request("POST", CHAT, BODY))
+                writer.write(request("POST", CHAT, STREAM))
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 503")
                 assert b"retry-after: 1" in head
@@ -288,7 +287,7 @@ async def test_a_router_out_of_files_blames_no_server() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert rig.observer.outcomes == {"rejected": 4}
         assert all(health.up for health in rig.health.values())
-        writer.write(request("POST", CHAT, BODY))
+        writer.write(request("POST", CHAT, STREAM))
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -299,7 +298,7 @@ async def test_a_server_that_is_given_up_is_named_in_the_log(
     async with running() as rig:
         await rig.spec.stop()
         for _ in range(3):
-            assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+            assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
         told = [line for line in caplog.messages if line.startswith("server spec is unreachable")]
         assert len(told) == 1
 
@@ -308,7 +307,7 @@ async def test_all_connections_refused_is_a_502() -> None:
     async with running() as rig:
         await rig.spec.stop()
         await rig.base.stop()
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 502
         assert response.headers["x-crossover-error"] == "upstream_unreachable"
         record = await rig.record()
@@ -321,7 +320,7 @@ async def test_no_server_up_is_a_503_with_retry_after() -> None:
         for health in rig.health.values():
             health.transport_error(0.0, "gone")
             health.transport_error(0.0, "gone")
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"
         assert response.headers["x-crossover-error"] == "no_server"
@@ -342,7 +341,7 @@ async def test_a_connection_that_is_never_accepted_goes_to_the_other_server() ->
         engine.url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         timeouts = Timeouts(connect_s=0.1, first_byte_s=30.0, idle_s=30.0)
         async with running(engines={"spec": engine, "base": Engine()}, timeouts=timeouts) as rig:
-            response = await rig.http.post(CHAT, content=BODY)
+            response = await rig.http.post(CHAT, content=STREAM)
             assert response.headers["x-crossover-server"] == "base"
             assert rig.health["spec"].last_error == "no connection within 0.1 s"
         for sock in fill:
@@ -357,12 +356,12 @@ async def test_a_server_killed_in_mid_stream_leaves_the_next_request_to_the_othe
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await reader.readuntil(b"\n\n")
         await rig.spec.stop()
         assert b'data: {"error":' in await reader.read()
         writer.close()
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.headers["x-crossover-server"] == "base"
         await rig.settled()
 
@@ -381,7 +380,7 @@ async def test_three_hundred_streams_run_at_once() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        pairs = [await rig.post(CHAT, BODY) for _ in range(count)]
+        pairs = [await rig.post(CHAT, STREAM) for _ in range(count)]
         for reader, _ in pairs:
             await reader.readuntil(b"\n\n")
         assert rig.ledger.load("spec").decode_sequences == count
@@ -402,7 +401,7 @@ async def test_a_shutdown_in_mid_stream_gives_every_lease_back() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await reader.readuntil(b"\n\n")
         ledger = rig.ledger
         rig.server.should_exit = True
@@ -419,7 +418,7 @@ async def test_a_request_in_prefill_at_the_shutdown_may_be_sent_again() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await until(lambda: rig.spec.calls)
         rig.server.should_exit = True
         wire = await reader.read()
@@ -446,9 +445,9 @@ async def test_a_fault_of_the_router_is_a_500_without_details(
 ) -> None:
     async with running() as rig:
         if connected:
-            await rig.http.post(CHAT, content=BODY)
+            await rig.http.post(CHAT, content=STREAM)
         spoil(rig)
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 500
         assert response.json()["error"]["code"] == "internal"
         assert "Traceback" not in response.text

@@ -11,11 +11,20 @@ import openai
 import pytest
 
 from router.settings import Timeouts
-from tests.integration.rig import BOTH_LOOPS, CHAT, DONE, Call, Engine, event, running, until
+from tests.integration.rig import (
+    BOTH_LOOPS,
+    CHAT,
+    DONE,
+    STREAM,
+    Call,
+    Engine,
+    event,
+    running,
+    until,
+)
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
 
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 QUEUE_FULL = (
     b'data: {"error": {"object": "error", "message": "The request queue is full.", '
     b'"type": "ServiceUnavailable", "param": null, "code": 503}}\n\n'
@@ -44,7 +53,7 @@ async def test_nothing_is_sent_before_the_first_event_is_complete() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         await until(lambda: rig.spec.calls)
         steps[0].set()
         with pytest.raises(TimeoutError):
@@ -67,7 +76,7 @@ async def test_a_first_event_that_never_ends_is_let_through_at_64_kib() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         assert b" 200 " in await reader.readline()
         writer.close()
         assert (await rig.record()).outcome == "client_disconnect"
@@ -78,7 +87,7 @@ async def test_queue_full_inside_a_200_becomes_a_503() -> None:
         await call.stream(QUEUE_FULL, DONE)
 
     async with running(engines={"spec": Engine(script)}) as rig:
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 503
         assert response.json()["error"]["message"] == "The request queue is full."
         assert response.headers["content-type"] == "application/json"
@@ -117,7 +126,7 @@ async def test_an_error_in_a_200_is_not_recorded_as_success(first: bytes) -> Non
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert (response.status_code, response.content) == (200, first + error + DONE)
         assert (await rig.record()).outcome == "upstream_error"
 
@@ -131,7 +140,7 @@ async def test_a_stream_that_dies_ends_with_an_error_event_and_a_broken_body() -
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         wire = await reader.read()
         assert b"[DONE]" not in wire
         assert not wire.endswith(b"0\r\n\r\n")
@@ -154,7 +163,7 @@ async def test_an_event_that_was_cut_is_ended_before_the_error_event() -> None:
     async with running() as rig:
         rig.spec.script = script
         parts: list[bytes] = []
-        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+        async with rig.http.stream("POST", CHAT, content=STREAM) as response:
             with pytest.raises(httpx.RemoteProtocolError):
                 await collect(response.aiter_raw(), parts)
         body = b"".join(parts)
@@ -192,9 +201,9 @@ async def test_a_stream_that_ends_without_its_end_is_no_success(sent: list[bytes
         rig.spec.script = script
         if sent:
             with pytest.raises(httpx.RemoteProtocolError):
-                await rig.http.post(CHAT, content=BODY)
+                await rig.http.post(CHAT, content=STREAM)
         else:
-            response = await rig.http.post(CHAT, content=BODY)
+            response = await rig.http.post(CHAT, content=STREAM)
             assert response.status_code == 502
             assert response.headers["x-crossover-error"] == "upstream_truncated"
         assert (await rig.record()).outcome == "truncated"
@@ -216,7 +225,7 @@ async def test_an_end_may_be_spelt_otherwise_and_have_comments_behind_it(end: li
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.content == event("a") + b"".join(end)
         assert (await rig.record()).outcome == "ok"
 
@@ -228,7 +237,7 @@ async def test_a_comment_is_no_end() -> None:
     async with running() as rig:
         rig.spec.script = script
         with pytest.raises(httpx.RemoteProtocolError):
-            await rig.http.post(CHAT, content=BODY)
+            await rig.http.post(CHAT, content=STREAM)
         assert (await rig.record()).outcome == "truncated"
 
 
@@ -264,7 +273,7 @@ async def test_a_plain_body_cut_short_breaks_the_connection() -> None:
     async with running() as rig:
         rig.spec.script = script
         with pytest.raises(httpx.RemoteProtocolError):
-            await rig.http.post(CHAT, content=BODY)
+            await rig.http.post(CHAT, content=STREAM)
         assert (await rig.record()).outcome == "truncated"
 
 
@@ -284,7 +293,7 @@ async def test_garbage_becomes_a_502(garbage: bytes) -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 502
         assert response.headers["x-crossover-error"] == "upstream_broken"
         error = response.json()["error"]
@@ -302,7 +311,7 @@ async def test_garbage_in_mid_stream_becomes_an_error_event() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         wire = await reader.read()
         assert b'data: {"error":' in wire
         assert not wire.endswith(b"0\r\n\r\n")
@@ -317,7 +326,9 @@ async def test_an_engine_that_hangs_up_without_a_word_becomes_a_502(method: str)
     async with running() as rig:
         rig.spec.script = script
         path = CHAT if method == "POST" else "/v1/models"
-        response = await rig.http.request(method, path, content=BODY if method == "POST" else None)
+        response = await rig.http.request(
+            method, path, content=STREAM if method == "POST" else None
+        )
         assert response.status_code == 502
         assert len(rig.spec.calls) == 1
         assert rig.base.calls == []
@@ -337,8 +348,8 @@ async def test_a_post_on_a_connection_that_went_stale_is_not_sent_twice() -> Non
 
     async with running() as rig:
         rig.spec.script = script
-        assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
-        assert (await rig.http.post(CHAT, content=BODY)).status_code == 502
+        assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
+        assert (await rig.http.post(CHAT, content=STREAM)).status_code == 502
         assert len(rig.spec.calls) == 2
         assert rig.base.calls == []
 
@@ -366,14 +377,14 @@ async def test_a_connection_that_the_engine_closed_while_idle_is_not_used() -> N
     async with running() as rig:
         rig.spec.script = script
         for number in range(3):
-            assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+            assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
             await until(lambda: rig.pools["spec"].open_connections == 0)
             assert rig.spec.connections == number + 1
 
 
 async def test_idle_connections_expire_before_the_engine_closes_them() -> None:
     async with running(keepalive_s=0.05) as rig:
-        await rig.http.post(CHAT, content=BODY)
+        await rig.http.post(CHAT, content=STREAM)
         assert rig.pools["spec"].open_connections == 1
         await until(lambda: rig.pools["spec"].open_connections == 0)
         assert rig.pools["spec"].idle_connections == 0
@@ -388,7 +399,7 @@ async def test_bytes_that_nobody_asked_for_close_the_connection() -> None:
 
     async with running() as rig:
         rig.spec.script = script
-        assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
         await until(lambda: rig.spec.open_connections == 0)
 
 
@@ -399,7 +410,7 @@ async def test_silence_before_the_first_byte_becomes_a_504() -> None:
     timeouts = Timeouts(connect_s=1.0, first_byte_s=0.1, idle_s=30.0)
     async with running(timeouts=timeouts) as rig:
         rig.spec.script = script
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 504
         assert response.headers["x-crossover-error"] == "first_byte_timeout"
         record = await rig.record()
@@ -430,7 +441,7 @@ async def test_silence_in_mid_stream_ends_it_with_an_error_event() -> None:
     timeouts = Timeouts(connect_s=1.0, first_byte_s=30.0, idle_s=0.1)
     async with running(timeouts=timeouts) as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         wire = await reader.read()
         assert b'"code":"idle_timeout"' in wire
         assert (await rig.record()).outcome == "timeout"
@@ -450,7 +461,7 @@ async def test_a_stream_may_last_longer_than_every_limit() -> None:
     timeouts = Timeouts(connect_s=0.5, first_byte_s=0.5, idle_s=0.5)
     async with running(timeouts=timeouts) as rig:
         rig.spec.script = script
-        assert (await rig.http.post(CHAT, content=BODY)).content.endswith(DONE)
+        assert (await rig.http.post(CHAT, content=STREAM)).content.endswith(DONE)
         record = await rig.record()
         assert record.outcome == "ok"
         assert record.duration_s > timeouts.idle_s

@@ -1,7 +1,6 @@
 """The relay with TLS on either side: everything that holds for plain sockets holds here."""
 
 import asyncio
-import json
 import os
 import socket
 import ssl
@@ -20,6 +19,7 @@ from tests.integration.rig import (
     CHAT,
     DONE,
     OWN_PATH,
+    STREAM,
     Call,
     Engine,
     Rig,
@@ -31,8 +31,6 @@ from tests.integration.rig import (
 from tests.integration.test_relay_pressure import BIG, BIG_COUNT, Flood
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
-
-BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +67,10 @@ async def two_events(call: Call) -> None:
 async def test_streams_and_own_paths_are_served_over_tls(ca: Authority, pair: str) -> None:
     async with listening(ca, pair) as rig:
         rig.spec.script = two_events
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.content == event("a") + event("b") + DONE
         assert (await rig.http.post(OWN_PATH, content=b"x")).content == b"x"
-        again = await rig.http.post(CHAT, content=BODY)
+        again = await rig.http.post(CHAT, content=STREAM)
         assert again.status_code == 200
         await rig.record(2)
         await rig.settled()
@@ -93,7 +91,7 @@ async def test_a_slow_tls_client_holds_its_engine_back_and_gets_every_byte(
     flood = Flood()
     async with listening(ca, pair) as rig:
         rig.spec.script = flood
-        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+        async with rig.http.stream("POST", CHAT, content=STREAM) as response:
             assert await flood.stuck() < BIG_COUNT
             body = b"".join([data async for data in response.aiter_raw()])
         assert body == BIG * BIG_COUNT + DONE
@@ -106,7 +104,7 @@ async def test_a_slow_client_holds_back_a_tls_engine(ca: Authority, pair: str) -
     access = {"spec": Access(tls=ClientTls(ca.ca_file))}
     async with running(engines={"spec": engine(pair)}, access=access) as rig:
         rig.spec.script = flood
-        async with rig.http.stream("POST", CHAT, content=BODY) as response:
+        async with rig.http.stream("POST", CHAT, content=STREAM) as response:
             assert await flood.stuck() < BIG_COUNT
             body = b"".join([data async for data in response.aiter_raw()])
         assert body == BIG * BIG_COUNT + DONE
@@ -119,7 +117,7 @@ async def test_a_tls_client_that_leaves_in_prefill_stops_the_engine(
 ) -> None:
     async with listening(ca, pair) as rig:
         rig.spec.script = Call.gone
-        _, writer = await rig.post(CHAT, BODY)
+        _, writer = await rig.post(CHAT, STREAM)
         await until(lambda: rig.spec.calls)
         if how == "close":
             writer.close()
@@ -145,7 +143,7 @@ async def test_a_tls_client_that_reads_no_more_is_reset(ca: Authority, pair: str
             with await asyncio.to_thread(
                 context.wrap_socket, raw, server_hostname="127.0.0.1"
             ) as deaf:
-                await asyncio.to_thread(deaf.sendall, request("POST", CHAT, BODY))
+                await asyncio.to_thread(deaf.sendall, request("POST", CHAT, STREAM))
                 assert (await rig.record()).error == "the client stopped reading"
                 with pytest.raises(ConnectionResetError):
                     await asyncio.to_thread(read_all, wire)
@@ -167,7 +165,7 @@ async def test_an_engine_that_breaks_off_breaks_a_tls_clients_stream(
 
     async with listening(ca, pair) as rig:
         rig.spec.script = script
-        reader, writer = await rig.post(CHAT, BODY)
+        reader, writer = await rig.post(CHAT, STREAM)
         answer = await reader.read()
         assert b"upstream_truncated" in answer or b"upstream_broken" in answer
         assert not answer.endswith(b"0\r\n\r\n")
@@ -180,7 +178,7 @@ async def test_a_tls_engine_serves_on_one_connection(ca: Authority, pair: str) -
     async with running(engines={"spec": engine(pair)}, access=access) as rig:
         rig.spec.script = two_events
         for _ in range(3):
-            assert (await rig.http.post(CHAT, content=BODY)).content.endswith(DONE)
+            assert (await rig.http.post(CHAT, content=STREAM)).content.endswith(DONE)
         assert rig.spec.connections == 1
         await rig.settled()
 
@@ -192,7 +190,7 @@ async def test_a_server_that_cannot_prove_itself_gets_no_request(
     shown = ca.pair("other.example") if wrong == "name" else authority(tmp_path).pair("127.0.0.1")
     access = {"spec": Access("engine-key", tls=ClientTls(ca.ca_file))}
     async with running(engines={"spec": engine(shown)}, access=access) as rig:
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == 502
         assert response.headers["x-crossover-error"] == "upstream_unreachable"
         assert rig.spec.calls == []
@@ -208,7 +206,7 @@ async def test_whoever_answers_is_taken_if_nobody_is_to_be_verified(
     shown = authority(tmp_path).pair("other.example")
     access = {"spec": Access(tls=ClientTls(verify=False))}
     async with running(engines={"spec": engine(shown)}, access=access) as rig:
-        assert (await rig.http.post(CHAT, content=BODY)).status_code == 200
+        assert (await rig.http.post(CHAT, content=STREAM)).status_code == 200
 
 
 @pytest.mark.parametrize("shows", [True, False])
@@ -218,7 +216,7 @@ async def test_a_server_may_want_the_routers_certificate(
     tls = ClientTls(ca.ca_file, ca.pair("router") if shows else None)
     engines = {"spec": engine(pair, ca.ca_file)}
     async with running(engines=engines, access={"spec": Access(tls=tls)}) as rig:
-        response = await rig.http.post(CHAT, content=BODY)
+        response = await rig.http.post(CHAT, content=STREAM)
         assert response.status_code == (200 if shows else 502)
         await rig.settled()
 
