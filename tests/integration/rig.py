@@ -139,6 +139,19 @@ async def answer(call: Call) -> None:
     await call.reply(b'{"ok": true}')
 
 
+def until_set(go_on: asyncio.Event) -> Script:
+    """Return the script of a stream that begins, and ends when it is told to."""
+
+    async def script(call: Call) -> None:
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await go_on.wait()
+        await call.chunk(DONE)
+        await call.end()
+
+    return script
+
+
 class Engine:
     """An HTTP server without manners of its own. `script` answers whatever is no abort."""
 

@@ -19,6 +19,7 @@ from tests.integration.rig import (
     request,
     running,
     until,
+    until_set,
 )
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
@@ -380,16 +381,8 @@ async def test_an_idle_connection_is_closed_and_one_with_a_response_is_not() -> 
 
 async def test_a_shutdown_closes_idle_connections_and_lets_a_response_end() -> None:
     go_on = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(event("a"))
-        await go_on.wait()
-        await call.chunk(DONE)
-        await call.end()
-
     async with running() as rig:
-        rig.spec.script = script
+        rig.spec.script = until_set(go_on)
         idle, idle_writer = await rig.raw(b"")
         reader, writer = await rig.post(CHAT, BODY)
         await reader.readuntil(b"\n\n")

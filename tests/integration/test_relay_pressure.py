@@ -22,6 +22,7 @@ from tests.integration.rig import (
     request,
     running,
     until,
+    until_set,
 )
 
 pytestmark = [pytest.mark.anyio, BOTH_LOOPS]
@@ -370,16 +371,8 @@ async def test_three_hundred_streams_run_at_once() -> None:
     """More than the connection limits that HTTP clients come with."""
     count = 300
     go_on = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(event("a"))
-        await go_on.wait()
-        await call.chunk(DONE)
-        await call.end()
-
     async with running() as rig:
-        rig.spec.script = script
+        rig.spec.script = until_set(go_on)
         pairs = [await rig.post(CHAT, STREAM) for _ in range(count)]
         for reader, _ in pairs:
             await reader.readuntil(b"\n\n")

@@ -9,7 +9,18 @@ import pytest
 from router.core.admission import Limits, Room
 from router.core.retry_budget import FLOOR
 from router.settings import Admission, Timeouts
-from tests.integration.rig import ADMIN_KEY, CHAT, DONE, STREAM, Call, Engine, event, running, until
+from tests.integration.rig import (
+    ADMIN_KEY,
+    CHAT,
+    DONE,
+    STREAM,
+    Call,
+    Engine,
+    event,
+    running,
+    until,
+    until_set,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -228,17 +239,9 @@ async def test_a_client_that_leaves_between_two_attempts_ends_both() -> None:
 
 async def test_a_refused_request_waits_for_room_on_the_other_server() -> None:
     held = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(event("a"))
-        await held.wait()
-        await call.chunk(DONE)
-        await call.end()
-
     admission = Admission(Limits(of={"base": Room(sequences=1)}))
     async with running(admission=admission, policy="least-inflight") as rig:
-        rig.spec.script, rig.base.script = refusing(503), script
+        rig.spec.script, rig.base.script = refusing(503), until_set(held)
         first = asyncio.ensure_future(rig.http.post(CHAT, content=STREAM))
         await until(lambda: rig.base.calls)
         second = asyncio.ensure_future(rig.http.post(CHAT, content=STREAM))

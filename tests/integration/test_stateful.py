@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.dataplane.relay import RelayLimits
-from tests.integration.rig import ADMIN_KEY, CHAT, Call, Engine, Rig, event, running
+from tests.integration.rig import ADMIN_KEY, CHAT, Call, Engine, Rig, running, until_set
 
 pytestmark = pytest.mark.anyio
 
@@ -199,15 +199,7 @@ async def test_a_target_that_lacks_the_response_to_go_on_from_is_refused() -> No
 
 async def test_a_drained_server_gets_nothing_new_and_ends_what_it_has() -> None:
     go = asyncio.Event()
-
-    async def script(call: Call) -> None:
-        await call.stream_head()
-        await call.chunk(event("one"))
-        await go.wait()
-        await call.chunk(b"data: [DONE]\n\n")
-        await call.end()
-
-    async with running(engines={"spec": Engine(script), "base": Engine()}) as rig:
+    async with running(engines={"spec": Engine(until_set(go)), "base": Engine()}) as rig:
         async with rig.http.stream("POST", CHAT, json={"stream": True}) as stream:
             chunks = stream.aiter_raw()
             await anext(chunks)
