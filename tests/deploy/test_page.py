@@ -1,5 +1,6 @@
 """The live page in a real browser, on a node under load."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,50 @@ def test_the_page_shows_a_node_under_load(page: Page) -> None:
     page.until("document.querySelectorAll('#decisions tr').length > 5")
     assert "Policy marginal" in page.look("document.getElementById('mode').textContent")
     assert page.problems == []
+
+
+# How a server differs from one that is up and idle; what its row says, and whether it is well.
+STANDING = [
+    ({}, "● up", True),
+    ({"breaker": "open"}, "◐ failed several times in a row: left alone for a while", False),
+    ({"breaker": "half_open"}, "◐ failed several times in a row: one request is its trial", False),
+    ({"drained": True}, "○ drained, nothing left", False),
+    ({"drained": True, "load": {"sequences": 3}}, "○ drained, what it has goes on", False),
+    ({"up": False, "state": "down", "last_error": "refused"}, "✕ down: refused", False),
+    ({"up": False, "state": "starting", "drained": True}, "✕ starting; drained", False),
+]
+
+
+def test_how_a_server_stands_is_said_in_words(browser: Browser, url: str) -> None:
+    page = browser.page()
+    page.open(url, scheme="light")
+    page.until(f"document.readyState === 'complete' && {LIVE}")
+    well = {"up": True, "drained": False, "breaker": "closed", "load": {"sequences": 0}}
+    for other, words, good in STANDING:
+        told = page.look(f"standingOf({json.dumps({**well, **other})})")
+        assert told == [words, good]
+
+
+def test_what_stops_work_is_warned_of(browser: Browser, url: str) -> None:
+    page = browser.page()
+    page.open(url, scheme="light")
+    page.until(f"document.readyState === 'complete' && {LIVE}")
+    well = {
+        "stage": "serving", "settings_latest": True, "layout_warning": None, "parity_warnings": [],
+        "servers": [{"up": True, "drained": False}, {"up": False, "drained": False}],
+    }  # fmt: skip
+    drained = [{"up": True, "drained": True}, {"up": False, "drained": False}]
+    for other, words in (
+        ({"stage": "draining"}, "shutting down"),
+        ({"settings_latest": False}, "settings that were read last are wrong"),
+        ({"servers": drained}, "No server takes requests"),
+        ({"parity_warnings": ["dtype differs"]}, "dtype differs"),
+    ):
+        (warning,) = page.look(f"warningsOf({json.dumps({**well, **other})})")
+        assert words in warning
+    assert page.look(f"warningsOf({json.dumps(well)})") == []
+    assert page.look("queued({ interactive: 3, batch: 2 })") == "5, 2 of them batch"
+    assert page.look("queued({ interactive: 3, batch: 0 })") == "3"
 
 
 def test_the_figures_move(page: Page) -> None:

@@ -110,6 +110,8 @@ def click(page: Page, text: str) -> None:
     """Click the button of this name; there must be one that can be used."""
     button = f"[...document.querySelectorAll('button')].find((one) => one.textContent === {text!r})"
     page.until(f"{button}?.checkVisibility() && !{button}.disabled")
+    if not page.look("document.getElementById('confirm').open"):
+        page.until("document.getElementById('operate').ariaBusy !== 'true'")
     page.look(f"{button}.click()")
 
 

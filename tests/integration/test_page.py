@@ -7,6 +7,7 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
+from router.core.breaker import BreakerState
 from router.core.types import Reason
 from router.dataplane.control import PATHS
 from router.dataplane.page import AGE_S_MAX, PAGE, PAGE_PATHS, Kept, add_page
@@ -95,6 +96,15 @@ async def test_the_page_can_say_every_reason(client: httpx.AsyncClient) -> None:
     script = (await client.get(f"{PAGE}page.js")).text
     table = script.split("const REASONS = {", 1)[1].split("};", 1)[0]
     assert re.findall(r"^  (\w+):", table, re.MULTILINE) == [reason.value for reason in Reason]
+
+
+async def test_the_page_has_words_for_every_breaker_that_is_not_closed(
+    client: httpx.AsyncClient,
+) -> None:
+    script = (await client.get(f"{PAGE}page.js")).text
+    table = script.split("const BREAKERS = {", 1)[1].split("};", 1)[0]
+    words = re.findall(r"^  (\w+):", table, re.MULTILINE)
+    assert words == [each.value for each in BreakerState if each is not BreakerState.CLOSED]
 
 
 def test_the_page_is_the_routers_and_never_an_engines() -> None:

@@ -45,7 +45,7 @@
   // One at a time: what is asked for meanwhile is not done.
   async function act(work) {
     if (busy) return;
-    busy = true;
+    setBusy(true);
     say("");
     try {
       const words = await work();
@@ -55,8 +55,13 @@
       if (!(error instanceof Refused)) throw error;
       say("", error.message);
     } finally {
-      busy = false;
+      setBusy(false);
     }
+  }
+
+  function setBusy(is) {
+    busy = is;
+    byId("operate").setAttribute("aria-busy", String(is));
   }
 
   function say(done, failed = "") {
