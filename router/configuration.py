@@ -54,7 +54,8 @@ def resolve(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> R
     calibration = draft.read_calibration()
     draft.check(servers)
     if draft.problems:
-        raise SettingsError(draft.problems)
+        # Once each: what all servers share is looked at for each of them.
+        raise SettingsError(list(dict.fromkeys(draft.problems)))
     settings = _settings(draft.values, [placed.server for placed in servers], security, calibration)
     access = {placed.server.name: placed.access for placed in servers}
     return Resolved(settings, draft.values, draft.origins, access)

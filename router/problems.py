@@ -11,12 +11,18 @@ from router.options import ENV_PREFIX
 
 VALUE_CHARS_MAX = 80
 
+
+def key_in_settings(instead: str) -> str:
+    """Say why a key is not taken as a setting, and what takes it."""
+    return f"settings files are passed around; use {instead}"
+
+
 # Asked for often enough to deserve a better answer than "unknown".
 _REFUSED = {
     "workers": "one process serves the node: only then does it know what is in flight",
     **{
-        asked: "a key on the command line shows in the process list, and settings files are passed"
-        f" around; use {name}_file or environment {ENV_PREFIX}{name.upper()}"
+        asked: "a key on the command line shows in the process list, and "
+        + key_in_settings(f"{name}_file or environment {ENV_PREFIX}{name.upper()}")
         for asked, name in (
             ("api_key", "client_keys"),
             ("client_keys", "client_keys"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from router.core.types import Layout, Role, ServerSpec
 from router.kinds import KEY_FILE, PEM_FILE, SEQUENCES, TOKENS, Kind, Text, Url, YesNo
-from router.problems import not_allowed, unknown
+from router.problems import key_in_settings, not_allowed, unknown
 from router.settings import NO_SERVER
 from router.yaml_file import YamlFile
 
@@ -92,9 +92,7 @@ def _server(file: YamlFile, path: str, item: object, problems: list[str]) -> Pla
         return None
     before = len(problems)
     problems.extend(
-        unknown(file.where(f"{path}.{key}"), key, SERVER_KEYS)
-        for key in item
-        if key not in SERVER_KEYS
+        _unknown(file.where(f"{path}.{key}"), key) for key in item if key not in SERVER_KEYS
     )
     problems.extend(f"{where}: {key} is missing" for key in _NEEDED if key not in item)
     values: dict[str, Any] = {}
@@ -108,6 +106,14 @@ def _server(file: YamlFile, path: str, item: object, problems: list[str]) -> Pla
         return None
     access = {key: values.pop(key) for key in ACCESS_KEYS if key in values}
     return Placed(ServerSpec(**values), where, access)
+
+
+def _unknown(where: str, key: object) -> str:
+    name = str(key)
+    bare = name.replace("-", "_").lower()
+    if bare in _KEYS_OF_SERVER:
+        return f"{where}: not supported: {key_in_settings(f'{bare}_file or {bare}_env')}"
+    return unknown(where, name, SERVER_KEYS)
 
 
 def _name(value: object) -> str:
@@ -126,6 +132,8 @@ def _gpus(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+# Not in the file themselves: a file or a variable has them.
+_KEYS_OF_SERVER = ("api_key", "admin_key")
 _NEEDED = ("name", "role", "url")
 _KEYS: Mapping[str, tuple[Callable[[Any], object], str]] = MappingProxyType(
     {

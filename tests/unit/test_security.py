@@ -113,7 +113,11 @@ upstream_api_key_file: {tmp_path}/all
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("api_key: hunter2", "api_key: not supported"),
+        (
+            "api_key: hunter2",
+            "settings files are passed around; use api_key_file or api_key_env",
+        ),
+        ("admin-key: hunter2", "use admin_key_file or admin_key_env"),
         ("api_key_env: NOT_SET", "environment NOT_SET: expected one line"),
         ("api_key_file: /no/such", "/no/such: cannot be read: No such file"),
         ("api_key_env: BOSS, api_key_file: /x", "api_key_env and api_key_file, expected only one"),
@@ -130,6 +134,19 @@ def test_bad_access_to_one_server_is_told(tmp_path: Path, key: str, expected: st
     assert expected in problem
     assert "c.yaml:2" in problem
     assert "hunter2" not in problem
+
+
+def test_what_is_wrong_with_a_key_of_all_servers_is_told_once(tmp_path: Path) -> None:
+    text = """
+servers:
+  - {name: a, role: spec, url: "http://h:1"}
+  - {name: b, role: base, url: "http://h:2"}
+upstream_api_key_file: /no/such
+"""
+    with pytest.raises(SettingsError) as caught:
+        resolve({"config": [write(tmp_path, "c.yaml", text)]}, {})
+    (problem,) = caught.value.problems
+    assert "upstream_api_key_file: /no/such: cannot be read" in problem
 
 
 def test_certificates_are_looked_at_before_the_start(tmp_path: Path, ca: Authority) -> None:
