@@ -34,10 +34,10 @@ class Verdict(StrEnum):
 class Breaker:
     """One server's breaker. Times are monotonic seconds; methods return whether `state` changed.
 
-    It opens at `failures_max` failures in a row, each within `window_s` of the last; 0: never. It
-    stays open for `open_s`, twice as long after each failed trial, `open_s_max` at most. `admits`:
-    it is for sending the server a request now; half open, one at a time. `opened_s` is for how long
-    it was opened last.
+    It opens at `failures_max` failures in a row, each within `window_s` of the last; 0 turns it
+    off, and closes it at the next tick. It stays open for `open_s`, twice as long after each failed
+    trial, `open_s_max` at most. `admits`: it is for sending the server a request now; half open,
+    one at a time. `opened_s` is for how long it was opened last.
     """
 
     failures_max: int = 5
@@ -65,15 +65,16 @@ class Breaker:
         While it is not closed only the trial counts: what else ends was begun before, or had no
         other server to go to.
         """
+        if not self.failures_max:
+            return self._close()
         if trial:
             self.admits = verdict is not Verdict.FAILURE
             if verdict is Verdict.SUCCESS:
-                self.failures = 0
-                self.state = BreakerState.CLOSED
+                self._close()
             elif verdict is Verdict.FAILURE:
                 self._open(now, min(2 * self.opened_s, self.open_s_max))
             return verdict is not Verdict.NEUTRAL
-        if self.state is not BreakerState.CLOSED or not self.failures_max:
+        if self.state is not BreakerState.CLOSED:
             return False
         if verdict is Verdict.SUCCESS:
             self.failures = 0
@@ -88,12 +89,21 @@ class Breaker:
         return False
 
     def tick(self, now: float) -> bool:
-        """Go on to the trial if it is time. Called about once a second."""
+        """Go on to the trial if it is time; close if turned off. Called about once a second."""
+        if not self.failures_max:
+            return self._close()
         if self.state is not BreakerState.OPEN or now < self._open_until:
             return False
         self.state = BreakerState.HALF_OPEN
         self.admits = True
         return True
+
+    def _close(self) -> bool:
+        was = self.state
+        self.state = BreakerState.CLOSED
+        self.admits = True
+        self.failures = 0
+        return was is not BreakerState.CLOSED
 
     def _open(self, now: float, seconds: float) -> None:
         self.state = BreakerState.OPEN

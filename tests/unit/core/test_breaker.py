@@ -52,6 +52,29 @@ def test_without_a_limit_it_never_opens() -> None:
     assert not any(breaker.end(FAILURE, 1.0, trial=False) for _ in range(100))
 
 
+def test_one_that_is_turned_off_closes_whatever_its_state() -> None:
+    for breaker in (opened(), on_trial()):
+        breaker.failures_max = 0
+        assert breaker.tick(0.1)
+        assert breaker.state is CLOSED
+        assert breaker.admits
+        assert not breaker.tick(0.2)
+
+
+def test_a_trial_that_fails_after_it_was_turned_off_opens_nothing() -> None:
+    breaker = on_trial()
+    breaker.failures_max = 0
+    assert breaker.end(FAILURE, 6.0, trial=True)
+    assert breaker.state is CLOSED
+    assert breaker.admits
+    breaker = on_trial()
+    breaker.failures_max = 0
+    assert breaker.tick(5.5)
+    assert not breaker.end(FAILURE, 6.0, trial=True)
+    assert breaker.state is CLOSED
+    assert breaker.admits
+
+
 def test_it_tries_one_request_once_its_time_is_over() -> None:
     breaker = opened(at=10.0)
     assert not breaker.tick(14.9)
