@@ -169,6 +169,13 @@ class Call:
             except Exception as error:  # noqa: BLE001  (whatever it is, the client gets an answer)
                 self.fail(error)
 
+    def malformed(self) -> bool:
+        """Refuse a body that is none; False if the request is being served already."""
+        if self._stage is not _Stage.READING:
+            return False
+        self.answer(errors.body_malformed())
+        return True
+
     def pause(self) -> None:
         """The client does not read: hold the engine back."""
         self._stalled_at = self._host.clock()

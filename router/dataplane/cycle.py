@@ -43,6 +43,10 @@ class Call(Protocol):
         """Act: the request is complete, and has begun."""
         ...
 
+    def malformed(self) -> bool:
+        """Refuse: what comes is no body. False if it is too late to say so."""
+        ...
+
     def pause(self) -> None:
         """Send no more for now: the client does not read."""
         ...

@@ -203,6 +203,11 @@ def body_too_large(limit_bytes: int) -> ErrorReply:
     return ErrorReply(413, "body_too_large", message, close=True)
 
 
+def body_malformed() -> ErrorReply:
+    """The body is not framed as HTTP frames one. Where it would have ended is not known."""
+    return ErrorReply(400, "body_malformed", "The request body is no valid HTTP.", close=True)
+
+
 def body_stalled(limit_s: float) -> ErrorReply:
     """The client began to send a body and stopped."""
     message = f"Nothing more of the request body came for {limit_s:g} s."

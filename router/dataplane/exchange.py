@@ -9,7 +9,8 @@ become a proper error response, an error that an engine reports inside a 200 bec
 it should have been, and a request that an engine refuses because it is full may go to another; the
 refusal is kept whole, in case there is none. What goes wrong in BODY ends the open event, adds one
 error event, and breaks the connection: a client then sees an error, never an answer that looks
-complete.
+complete. A stream
+that has had its end is whole, whatever its connection does after it.
 """
 
 from collections.abc import Callable
@@ -261,11 +262,16 @@ class Exchange:
         if held:
             self._pass(held, now)
 
-    def _lacks_end(self) -> bool:
+    def _has_end(self) -> bool:
         marker = self._context.route.end_marker
-        if not self.streams or marker is None or self._reported_error or self._ended:
+        if not self.streams or marker is None:
             return False
-        return not sse.ends_with(self._tail, marker)
+        return self._ended or sse.ends_with(self._tail, marker)
+
+    def _lacks_end(self) -> bool:
+        if not self.streams or self._context.route.end_marker is None or self._reported_error:
+            return False
+        return not self._has_end()
 
     def _commit(self) -> None:
         status, headers = self._head
@@ -281,12 +287,14 @@ class Exchange:
 
     def _pass(self, data: bytes, now: float) -> None:
         if self.streams:
-            if data.startswith(b":") and not self._lacks_end():
+            if data.startswith(b":") and self._has_end():
                 self._ended = True  # comments may follow the end
-            self._tail = data if len(data) >= sse.TAIL_BYTES else sse.tail(self._tail, data)
-            if sse.reports_error(data):
+            before = self._tail
+            self._tail = data if len(data) >= sse.TAIL_BYTES else sse.tail(before, data)
+            if sse.reports_error(before, data):
                 self._reported_error = True
-            if self._token_marker is not None and self._token_marker in data:
+            marker = self._token_marker
+            if marker is not None and marker in before[-sse.TAIL_BYTES :] + data:
                 self._token_marker = None
                 self._first_token(now)
         if self.status == 200:
@@ -304,6 +312,9 @@ class Exchange:
             return
         if self.status is None:
             self.reply = reply
+        elif self._has_end():
+            self._over(Outcome.UPSTREAM_ERROR if self._reported_error else Outcome.OK)
+            return
         else:
             self.broken = True
             self.last = self.last_words(reply)

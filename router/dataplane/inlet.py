@@ -33,10 +33,13 @@ HEAD_BYTES_MAX = 64 * 1024
 QUEUED_MAX = 256
 # What may wait for a slow client before its engine is held back; TLS alone takes eight times that.
 WRITE_BYTES_MAX = 64 * 1024
+# A head that has begun to come must be there by then.
+HEAD_S = 30.0
 # Once closed, a connection gets this long for what its client has still to read or to send,
 LINGER_S = 30.0
 # and this much of what it still sends is read and dropped.
 LINGER_BYTES_MAX = 256 * 2**20
+_VERSIONS = ("1.1", "1.0")
 # SO_LINGER, on and without any time: closing is then a reset.
 _RESET = struct.pack("ii", 1, 0)
 
@@ -65,13 +68,20 @@ class Inlet(HttpToolsProtocol):
         self._head_bytes = 0
         self._websocket = False
         self._linger: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
         self._drained_bytes: int | None = None
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin; over TLS with the same bound on what waits for a slow client."""
+        """Begin; over TLS with the same bound on what waits for a slow client.
+
+        A first request is waited for as long as the next one would be: uvicorn waits for ever.
+        """
         super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
         if transport.get_extra_info("sslcontext") is not None:
             transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
 
@@ -88,10 +98,16 @@ class Inlet(HttpToolsProtocol):
             while rest is not None:
                 rest = self._parse(rest)
         except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse()
         else:
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response("The head of the request is too long.")
+            elif self._in_head and self._head_bytes:
+                if self._head_timer is None:
+                    self._head_timer = self.loop.call_later(HEAD_S, self._head_overdue)
+            elif self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
 
     def pause_writing(self) -> None:
         """Hold back whoever writes."""
@@ -107,8 +123,9 @@ class Inlet(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
-        if self._linger is not None:
-            self._linger.cancel()
+        for timer in (self._linger, self._head_timer):
+            if timer is not None:
+                timer.cancel()
         if isinstance(self.cycle, Cycle):
             self.cycle = None
         super().connection_lost(exc)
@@ -152,11 +169,14 @@ class Inlet(HttpToolsProtocol):
         if path in self._own_paths and not websocket:
             self._into_asgi()
             return
+        version = parser.get_http_version()
+        if version not in _VERSIONS:
+            raise ValueError("neither HTTP/1.1 nor 1.0")
         method = parser.get_method().decode("ascii")
         cycle = Cycle(self, method, path.decode("ascii"), url, self.headers)
         cycle.expects = self.expect_100_continue
         cycle.websocket = websocket
-        cycle.old = parser.get_http_version() == "1.0"
+        cycle.old = version == "1.0"
         cycle.keep_alive = not cycle.old and parser.should_keep_alive()
         cycle.call = self._open_call(cycle)
         before, self.cycle = self.cycle, cycle
@@ -243,6 +263,11 @@ class Inlet(HttpToolsProtocol):
         else:
             self.transport.close()
 
+    def _refuse(self) -> None:
+        call = None if self._active is None else self._active.call
+        if self._closes or call is None or not call.malformed():
+            self.send_400_response("Invalid HTTP request received.")
+
     @property
     def _closes(self) -> bool:
         """Whether nothing more will be answered."""
@@ -256,6 +281,12 @@ class Inlet(HttpToolsProtocol):
             cycle.call.begin()
         if cycle.call is not None and self.full:
             cycle.call.pause()
+
+    def _head_overdue(self) -> None:
+        self._head_timer = None
+        # While a response is under way the client may rest; its keep-alive timer comes after it.
+        if self.cycle is None or self.cycle.response_complete:
+            self.send_400_response("The head of the request took too long.")
 
     def _into_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue

@@ -16,6 +16,7 @@ TAIL_BYTES = 64
 _END_BYTES = 1024  # the end of a stream, and comments behind it
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
+_ERROR_LINE = re.compile(rb'[\r\n](?:data: ?\{ ?"error"|event: ?error)')
 _DATA_LINE = re.compile(rb"(?:^|[\r\n])data:[ ]?([^\r\n]*)")
 
 
@@ -92,13 +93,17 @@ def refusal(event: bytes) -> Refusal | None:
     return None
 
 
-def reports_error(data: bytes) -> bool:
-    """Whether an event that reports an error begins in these bytes.
+def reports_error(before: bytes, data: bytes) -> bool:
+    """Whether an event that reports an error begins in `data`, or ends its beginning there.
 
-    No text of a model's can look like one. Called per chunk, so by `find`: `in` raises and drops an
-    exception inside, where bytes are looked for in bytes.
+    `before` is what `tail` returned of the bytes before. No text of a model's can look like one: it
+    has no line ends. Called per chunk, so by `find`: `in` raises and drops an exception inside,
+    where bytes are looked for in bytes.
     """
-    return data.find(b'data: {"error"') >= 0 or data.startswith(b"event: error")
+    if data.find(b"error") < 0 and before.endswith(b"\n"):
+        return False
+    start = before[-TAIL_BYTES:] if len(before) >= TAIL_BYTES else b"\n" + before
+    return _ERROR_LINE.search(start + data) is not None
 
 
 def _field(value: Any, key: str) -> Any:

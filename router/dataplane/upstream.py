@@ -29,6 +29,7 @@ from router.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
+# Of what is no body: heads, trailers, chunk extensions. And one read more, at most.
 HEAD_BYTES_MAX = 64 * 1024
 IDLE_CONNECTIONS_MAX = 512
 _EXHAUSTED = frozenset(
@@ -172,9 +173,7 @@ class Connection(asyncio.Protocol):
         if self._sink is None:
             self.abort()  # not asked for
             return
-        in_head = self._status == 0
-        if in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -185,8 +184,8 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(BadResponse(str(error) or type(error).__name__))
         else:
-            if in_head and self._status == 0 and self._head_bytes > HEAD_BYTES_MAX:
-                self._fail(BadResponse("the response head is too long"))
+            if self._head_bytes > HEAD_BYTES_MAX and self._sink is not None:
+                self._fail(BadResponse("what is no body of the response is too long"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the exchange: well, if the body was to end like this."""
@@ -238,6 +237,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Hand bytes of the body over. Called per chunk."""
+        self._head_bytes = 1
         sink = self._sink
         if sink is not None:
             sink.on_body(data)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 ATTRIBUTES = {
     "app", "cycle", "expect_100_continue", "flow", "headers", "loop", "parser", "pipeline",
-    "timeout_keep_alive_task", "transport",
+    "timeout_keep_alive", "timeout_keep_alive_task", "transport",
 }  # fmt: skip
 METHODS = {
     "_start_asgi_task": ["cycle", "app"],
@@ -29,6 +29,7 @@ METHODS = {
     "pause_writing": [],
     "resume_writing": [],
     "send_400_response": ["msg"],
+    "timeout_keep_alive_handler": [],
 }
 
 

@@ -100,7 +100,30 @@ def test_a_broken_event_is_no_refusal() -> None:
     ],
 )
 def test_an_error_event_is_told_from_a_model_that_talks_of_one(data: bytes, found: bool) -> None:
-    assert reports_error(data) is found
+    assert reports_error(b"", data) is found
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b'data: {"id": 1}\n\ndata: {"error": {}}\n\n',
+        b'data: {"id": 1, "content": "x, and much of it, to fill the tail: ....................."}'
+        b"\n\nevent: error\ndata: {}\n\n",
+        b'data:{"error": {}}\r\n\r\n',
+    ],
+)
+def test_an_error_event_is_found_wherever_the_stream_is_cut(stream: bytes) -> None:
+    for at in range(1, len(stream)):
+        before, data = stream[:at], stream[at:]
+        assert reports_error(b"", before) or reports_error(tail(b"", before), data)
+
+
+def test_a_cut_in_a_models_words_makes_no_error_event() -> None:
+    stream = b'data: {"content": "' + b"x" * 80 + b'event: error data: {\\"error\\""}\n\n'
+    for at in range(1, len(stream)):
+        before, data = stream[:at], stream[at:]
+        assert not reports_error(b"", before)
+        assert not reports_error(tail(b"", before), data)
 
 
 @pytest.mark.parametrize(
