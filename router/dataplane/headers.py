@@ -41,10 +41,13 @@ _REQUEST_ID_PLAIN = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def first(headers: Headers, name: bytes) -> bytes | None:
-    """Return the first value of a header, given in lower case."""
+    """Return the first value of a header, given in lower case.
+
+    The parser leaves blanks behind it, which are no part of it (RFC 9110, 5.5).
+    """
     for key, value in headers:
         if key == name:
-            return value
+            return value.rstrip(b" \t")
     return None
 
 

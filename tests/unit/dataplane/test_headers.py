@@ -1,6 +1,7 @@
 from router.core.types import Decision, Reason
 from router.dataplane.headers import (
     encode_head,
+    first,
     forwarded_request,
     forwarded_response,
     own,
@@ -14,6 +15,13 @@ def test_what_connection_names_is_dropped_with_it() -> None:
     ]  # fmt: skip
     assert forwarded_request(headers) == [(b"x-b", b"2")]
     assert forwarded_response(headers) == [(b"x-b", b"2")]
+
+
+def test_blanks_behind_a_value_are_no_part_of_it() -> None:
+    headers = [(b"authorization", b"Bearer key \t"), (b"authorization", b"other"), (b"x-b", b" ")]
+    assert first(headers, b"authorization") == b"Bearer key"
+    assert first(headers, b"x-b") == b""
+    assert first(headers, b"x-c") is None
 
 
 def test_what_is_said_to_the_router_alone_is_not_forwarded() -> None:
