@@ -39,12 +39,15 @@ RESULTS = Path(__file__).parent / "results" / "soak.json"
 KEY = "soak"
 SEED = 7
 WARM_UP = 3000
+ROUND = 500
+BUSY_FILES = 150
 WORKERS = 48
 CHORE_S = 2.0
 AWAY_S = 1.0
 START_S = 30.0
 SAMPLE_S = 0.5
 POINTS_MAX = 60
+ERRORS_SHOWN = 5
 # In a phase's second half: until then a heap may grow to hold the most that was ever under way.
 GROWTH_BYTES_MAX = 8 * 2**20
 
@@ -88,7 +91,15 @@ class Soak:
         """Have so many clients leave."""
         for engine in self.engines.values():
             engine.script = Whims(self.rng)
-        await visits(self.port, count, self.rng, self.done)
+        for _ in range(0, count, ROUND):
+            await visits(self.port, min(ROUND, count - self.done["left"]), self.rng, self.done)
+            await self._caught_up()
+
+    async def _caught_up(self) -> None:
+        """Wait until the router has noticed who left: memory shows how many it had to hold."""
+        deadline = monotonic() + START_S
+        while self.watched.sample(0.0).open_files > BUSY_FILES and monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     async def mixed(self, seconds: float) -> None:
         """Have all sorts of clients for so long, and an operator who does chores."""
@@ -153,7 +164,15 @@ async def soaking(folder: Path, seed: int) -> AsyncIterator[Soak]:
     child = Child("router", arguments, folder / "router.log")
     url = f"http://127.0.0.1:{port}"
     async with httpx.AsyncClient(base_url=url, timeout=10.0, trust_env=False) as client:
-        soak = Soak(Watched(child, client), child, client, engines, settings, port, rng)
+        soak = Soak(
+            Watched(child, client, folder / "router.log"),
+            child,
+            client,
+            engines,
+            settings,
+            port,
+            rng,
+        )
         soak.write_settings()
         try:
             async with child:
@@ -227,10 +246,12 @@ async def _seen(soak: Soak, before: Sample, samples: Sequence[Sample]) -> dict[s
     late = samples[len(samples) // 2 :]
     per_s = slope(late)
     grown = per_s * (late[-1].at_s - late[0].at_s) if late else 0.0
+    errors = soak.watched.errors()
     problems = {
         "leases": leases > 0,
         "open files": after.open_files > before.open_files,
         "memory": grown > GROWTH_BYTES_MAX,
+        "errors of the router's own": bool(errors),
         "answers that pretend an end": done.get("wrong", 0) > 0,
         "answers that never ended": done.get("stuck", 0) > 0,
     }
@@ -245,6 +266,7 @@ async def _seen(soak: Soak, before: Sample, samples: Sequence[Sample]) -> dict[s
         "open_files_peak": max(each.open_files for each in samples),
         "rss_slope_kb_per_minute": round(per_s * 60 / 1024, 1),
         "rss_mb": _series(samples),
+        "errors": errors[:ERRORS_SHOWN],
         "failed": [name for name, failed in problems.items() if failed],
     }
 

@@ -1,16 +1,19 @@
 """The soak itself: that it runs, and that it would see what it is for."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.integration.rig import DONE, event
-from tests.soak.soak import main
-from tests.soak.traffic import judged
+from tests.integration.rig import DONE, Call, event
+from tests.soak.soak import main, soaking
+from tests.soak.traffic import STREAM, judged
 from tests.soak.watched import Sample, slope
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+COUNT = 1000
+EACH_KB_MAX = 64
 END = b"0\r\n\r\n"
 
 
@@ -33,6 +36,39 @@ def test_a_soak_that_cannot_write_its_results_says_so_before_it_begins(
     (tmp_path / "file").write_text("")
     assert main(["--json", str(tmp_path / "file" / "x.json")]) == 2
     assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_thousand_streams_at_once_take_little_memory_each(tmp_path: Path) -> None:
+    async def one_event(call: Call) -> None:
+        if call.method == "GET":
+            await call.reply(b"{}")
+            return
+        await call.stream_head()
+        await call.chunk(event("a"))
+        await call.gone()
+
+    async def opened() -> asyncio.StreamWriter:
+        reader, writer = await asyncio.open_connection("127.0.0.1", soak.port)
+        writer.write(STREAM)
+        await reader.readuntil(b'"a"')
+        return writer
+
+    async with soaking(tmp_path, seed=1) as soak:
+        for engine in soak.engines.values():
+            engine.script = one_event
+        before = soak.watched.sample(0.0)
+        clients = [await opened() for _ in range(COUNT)]
+        during = soak.watched.sample(1.0)
+        assert await soak.watched.leases() == COUNT
+        each_kb = (during.rss_bytes - before.rss_bytes) / COUNT / 1024
+        print(f"{each_kb:.1f} KB a stream")
+        assert each_kb < EACH_KB_MAX
+        for writer in clients:
+            writer.close()
+        leases, _ = await soak.watched.at_rest(before.open_files + 4)
+        assert leases == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import httpx
 from loadtest.children import Child
 
 _IN_FLIGHT = re.compile(r"^router_inflight_sequences\{.*\} (\S+)$", re.MULTILINE)
+_ERROR = re.compile(r'"level": ?"error"', re.IGNORECASE)
 REST_S = 90.0
 
 
@@ -25,9 +26,10 @@ class Sample:
 
 
 class Watched:
-    """Looks at a router; `client` reaches it."""
+    """Looks at a router; `client` reaches it, `log` is what it writes."""
 
-    def __init__(self, child: Child, client: httpx.AsyncClient) -> None:
+    def __init__(self, child: Child, client: httpx.AsyncClient, log: Path) -> None:
+        self._log = log
         self._child = child
         self._client = client
 
@@ -38,6 +40,11 @@ class Watched:
         lines = (folder / "status").read_text().splitlines()
         rss = next(line.split()[1] for line in lines if line.startswith("VmRSS:"))
         return Sample(at_s, int(rss) * 1024, len(list((folder / "fd").iterdir())))
+
+    def errors(self) -> list[str]:
+        """Return the lines in which it tells of faults of its own."""
+        with self._log.open(errors="replace") as lines:
+            return [line.strip() for line in lines if _ERROR.search(line)]
 
     async def leases(self) -> int:
         """Return the sequences in flight, by its own count."""
