@@ -82,28 +82,22 @@ def _latest() -> deque[float]:
 
 @dataclass(slots=True)
 class Medians:
-    """The same of values with outliers; a bucket speaks for itself from MEDIAN_WINDOW / 2 on."""
+    """The same of values with outliers. What a bucket last showed holds until it shows more; of
+    those that showed nothing, the middle one of the others speaks: a table may be wrong for one
+    batch size alone.
+    """
 
-    _overall: deque[float] = field(default_factory=_latest)
     _buckets: dict[int, deque[float]] = field(default_factory=dict)
 
     def add(self, running: int, value: float) -> None:
         """Take a value that was seen at a batch size."""
-        self._overall.append(value)
         self._buckets.setdefault(bucket(running), _latest()).append(value)
 
-    def fade(self) -> None:
-        """Let a round pass."""
-        for values in self._buckets.values():
-            if values:
-                values.popleft()
-
     def figures(self) -> Figures:
-        """Return the estimates of now, as far as there are enough values to see a stall by."""
+        """Return the estimates of now, of buckets with enough values to see a stall by."""
         enough = {
             size: median(values)
             for size, values in self._buckets.items()
             if 2 * len(values) > MEDIAN_WINDOW
         }
-        known = 2 * len(self._overall) > MEDIAN_WINDOW
-        return Figures(median(self._overall) if known else None, enough)
+        return Figures(median(enough.values()) if enough else None, enough)

@@ -123,10 +123,8 @@ class GoodputRule(Rule):
             self._accept.add(running, tokens / running, weight=running)
 
     def propose(self) -> Learnt:
-        """Return what this rank has measured, and let older evidence fade."""
+        """Return what this rank has measured, and let older evidence of acceptance fade."""
         self._accept.fade()
-        for medians in self._slowness.values():
-            medians.fade()
         return Learnt(
             self._accept.figures(),
             {mode: medians.figures() for mode, medians in self._slowness.items()},
