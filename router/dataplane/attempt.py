@@ -207,6 +207,8 @@ class Attempt:
                 self._upstream.pool.put(connecting.result())
             return
         self._connecting = None
+        if error is None and not connecting.result().usable:
+            error = ConnectError("the connection was closed as soon as it was made")
         if error is None:
             try:
                 self._send(connecting.result())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from router.dataplane.upstream import Connection
 from router.settings import Timeouts
 from tests.faults.doomed import Doomed
 from tests.integration.rig import CHAT, DONE, Call, Engine, Rig, answer, event, running
@@ -263,6 +264,7 @@ class Unaccepting(Engine):
         if number > 1:
             await super()._serve(reader, writer, number)
             return
+        await reader.read(1)  # before, nothing is sent on it, and the request may go elsewhere
         if self._fault == "reset":
             writer.transport.abort()
         elif self._fault == "garbage":
@@ -287,6 +289,27 @@ async def test_a_fault_of_a_server_that_takes_a_connection_and_no_request(
         want = expected("before head", fault, mode)
         check_wire(wire, mode, want)
         await check_after(rig, want)
+
+
+async def test_a_connection_that_is_lost_before_anything_is_sent_on_it_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as rig:
+        pool = rig.pools["spec"]
+        connect = pool.connect
+
+        async def lost() -> Connection:
+            connection = await connect()
+            connection.abort()
+            return connection
+
+        monkeypatch.setattr(pool, "connect", lost)
+        response = await rig.http.post(CHAT, content=BODIES["plain"])
+        assert response.headers["x-crossover-server"] == "base"
+        record = await rig.record()
+        assert (record.outcome, record.retry) == ("ok", "connect")
+        assert rig.health["spec"].transport_errors == 1
+        await rig.settled()
 
 
 class Killed(Doomed):
