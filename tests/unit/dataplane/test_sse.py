@@ -107,8 +107,7 @@ def test_an_error_event_is_told_from_a_model_that_talks_of_one(data: bytes, foun
     "stream",
     [
         b'data: {"id": 1}\n\ndata: {"error": {}}\n\n',
-        b'data: {"id": 1, "content": "x, and much of it, to fill the tail: ....................."}'
-        b"\n\nevent: error\ndata: {}\n\n",
+        b'data: {"id": 1, "content": "' + 64 * b"." + b'"}\n\nevent: error\ndata: {}\n\n',
         b'data:{"error": {}}\r\n\r\n',
     ],
 )
