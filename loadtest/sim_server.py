@@ -14,12 +14,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from typing import Self
 from urllib.parse import parse_qs
 
-from loadtest.engine_model import Engine, Gpu
+from loadtest.engine_model import Gpu
 from loadtest.engine_params import EngineParams
 from loadtest.engines import ENGINES
 from loadtest.sim_driver import Driver
@@ -29,7 +28,7 @@ from loadtest.sim_replies import Reply, refuse
 from loadtest.sim_requests import Api, RefusedError, flat_error, parse_body, parse_call
 from loadtest.sim_status import loads, model_info, model_list, server_info
 from loadtest.sim_streams import make_reply
-from loadtest.switching import SwitchingEngine
+from loadtest.switching import SwitchingEngine, make_engine
 from router.core.types import Layout
 
 MODEL_NAME = "crossover-sim"
@@ -200,12 +199,10 @@ class SimServer:
 
     async def _serve(self, spec: EngineSpec, gpu: Gpu, at: int, stack: AsyncExitStack) -> None:
         options = self._options
-        make: Callable[..., Engine] = Engine
-        if spec.switch_above is not None:
-            make = partial(SwitchingEngine, threshold=spec.switch_above)
-        engine = make(
+        engine = make_engine(
             spec.params,
             gpu,
+            spec.switch_above,
             max_running_requests=options.max_running_requests,
             max_queued_requests=options.max_queued_requests,
         )

@@ -79,3 +79,21 @@ class SwitchingEngine(Engine):
         )
         self.switch.seen_in_worker()
         return on if mode is Mode.ON else off
+
+
+def make_engine(
+    params: EngineParams,
+    gpu: Gpu,
+    threshold: int | None = None,
+    *,
+    max_running_requests: int | None = None,
+    max_queued_requests: int | None = None,
+) -> Engine:
+    """Return an idle engine: with the plugin if it has a threshold, else as it comes."""
+    limits = {
+        "max_running_requests": max_running_requests,
+        "max_queued_requests": max_queued_requests,
+    }
+    if threshold is None:
+        return Engine(params, gpu, **limits)
+    return SwitchingEngine(params, gpu, threshold, **limits)

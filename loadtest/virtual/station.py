@@ -7,7 +7,7 @@ from math import inf
 
 from loadtest.engine_model import Engine, Gpu
 from loadtest.engine_params import EngineParams
-from loadtest.switching import SwitchingEngine
+from loadtest.switching import SwitchingEngine, make_engine
 from router.core.types import EngineReport, Role, ServerSpec
 
 # More than one H200 was measured with. SGLang's own limit under speculation, 48, is below most
@@ -68,9 +68,7 @@ class Station:
     def make_engine(self) -> Engine:
         """Return the server's engine, new and idle."""
         server = self.server
-        if server.threshold is None:
-            return Engine(server.params, self.gpu, max_running_requests=server.running_requests)
-        return SwitchingEngine(
+        return make_engine(
             server.params,
             self.gpu,
             server.threshold,
