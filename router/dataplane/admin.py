@@ -6,6 +6,7 @@ process, or less: it is no setting.
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -16,13 +17,13 @@ from router.core.policy import (
     POLICIES,
     THRESHOLD_MAX,
     WITH_THRESHOLD,
-    make_policy,
     missing_role,
     usable_policies,
 )
 from router.core.types import Policy
 from router.dataplane import errors
 from router.dataplane.parts import Parts
+from router.dataplane.policies import policy_of
 from router.settings import Settings
 
 KEY = "/crossover/key"
@@ -153,15 +154,8 @@ def _policy(asked: Mapping[str, Any], parts: Parts) -> tuple[Policy, int | None]
         raise _Refused(f"'threshold' must be an integer from 0 to {THRESHOLD_MAX}.")
     else:
         threshold_down = None
-    made = make_policy(
-        name,
-        threshold=threshold,
-        threshold_down=threshold_down,
-        dwell_s=settings.dwell_s,
-        learner=parts.learner,
-        objective=settings.objective,
-    )
-    return made, threshold if name in WITH_THRESHOLD else None
+    asked_for = replace(settings, policy=name, threshold=threshold, threshold_down=threshold_down)
+    return policy_of(asked_for, parts.learner), threshold if name in WITH_THRESHOLD else None
 
 
 def _restore(parts: Parts) -> dict[str, Any]:

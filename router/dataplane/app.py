@@ -10,10 +10,9 @@ from router.core.health import ServerHealth
 from router.core.learner import Learner
 from router.core.ledger import Ledger
 from router.core.override import PolicyInForce
-from router.core.policy import make_policy
 from router.core.steering import Steering
 from router.core.tokens import TokenModel
-from router.core.types import Policy, ServerSpec
+from router.core.types import ServerSpec
 from router.dataplane.admission_metrics import AdmissionSources
 from router.dataplane.asgi import Receive, Scope, Send
 from router.dataplane.auth import Guard, by_server
@@ -28,6 +27,7 @@ from router.dataplane.loop_lag import LoopLag
 from router.dataplane.metrics import Metrics, Sources
 from router.dataplane.operations_metrics import OperationsSources
 from router.dataplane.parts import Parts
+from router.dataplane.policies import policy_of, same_policy
 from router.dataplane.probe import Prober
 from router.dataplane.record import RequestRecord
 from router.dataplane.relay import Relay, RelayLimits
@@ -83,8 +83,8 @@ class CrossoverApp:
     def configure(self, settings: Settings) -> None:
         """Apply settings: those that are live, the others are as before."""
         parts, before = self.parts, self.in_force.settings
-        if _policy_part(settings) != _policy_part(before):
-            parts.policy.configure(_policy(settings, parts.learner))
+        if not same_policy(settings, before):
+            parts.policy.configure(policy_of(settings, parts.learner))
         self.relay.configure(_relay_limits(settings))
         for pool in self.relay.pools:
             pool.configure(settings.timeouts.connect_s, settings.keepalive_s)
@@ -133,7 +133,7 @@ def create_app(
     health = {server.name: ServerHealth() for server in servers}
     memory = _memory(settings)
     learner = Learner(servers, layout=settings.layout, calibration=memory.known)
-    policy = PolicyInForce(_policy(settings, learner))
+    policy = PolicyInForce(policy_of(settings, learner))
     in_force = InForce(settings)
     lifecycle = Lifecycle()
     steering = Steering(servers, policy, ledger, health, learner=learner)
@@ -206,28 +206,6 @@ def create_app(
         prober, poller, metrics, clock, __version__,
     )  # fmt: skip
     return CrossoverApp(relay, vocabularies, LoopLag(metrics.lag.observer(())), parts)
-
-
-def _policy(settings: Settings, learner: Learner) -> Policy:
-    return make_policy(
-        settings.policy,
-        threshold=settings.threshold,
-        threshold_down=settings.threshold_down,
-        dwell_s=settings.dwell_s,
-        learner=learner,
-        objective=settings.objective,
-    )
-
-
-def _policy_part(settings: Settings) -> tuple[object, ...]:
-    """What a policy is made of: as long as that stays, so does its state."""
-    return (
-        settings.policy,
-        settings.threshold,
-        settings.threshold_down,
-        settings.dwell_s,
-        settings.objective,
-    )
 
 
 def _relay_limits(settings: Settings) -> RelayLimits:
