@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from router.core.breaker import Breaker
+from router.core.breaker import Breaker, Verdict
 
 # A server that has returned starts with so many sequences; at the end of its slow start it has so
 # many times as many, and then all that the policy sends.
@@ -101,6 +101,18 @@ class ServerHealth:
             self.transport_errors = 0
         # A dead server's last bytes may be read after others saw it break: no way back up.
         return self.state is HealthState.UNRESPONSIVE and self._become(HealthState.UP, at)
+
+    def judged(self, verdict: Verdict, now: float, error: str | None, *, trial: bool) -> bool:
+        """Take what an attempt says of the server; return whether its breaker changed.
+
+        `error` is what failed, `trial` what the breaker's `begin` returned.
+        """
+        if verdict is Verdict.FAILURE:
+            self.last_error = error
+        changed = self.breaker.end(verdict, now, trial=trial)
+        if changed and self.breaker.admits:
+            self.returned_at = now
+        return changed
 
     def is_cold(self, sequences: int, now: float, slow_start_s: float) -> bool:
         """Whether it has come back so short a time ago that so many sequences are too many.

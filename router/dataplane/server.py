@@ -24,14 +24,9 @@ class Upstream:
     credentials: Credentials = NO_CREDENTIALS
 
     def judged(self, verdict: Verdict, now: float, error: str | None, *, trial: bool) -> None:
-        """Tell the breaker how an attempt ended; say so if that has changed it."""
-        breaker = self.health.breaker
-        if verdict is Verdict.FAILURE:
-            self.health.last_error = error
-        if breaker.end(verdict, now, trial=trial):
-            if breaker.admits:
-                self.health.returned_at = now
-            self._tell(breaker)
+        """Take note of how an attempt ended; say so if that has changed the breaker."""
+        if self.health.judged(verdict, now, error, trial=trial):
+            self._tell(self.health.breaker)
 
     def tick(self, now: float) -> None:
         """Let time pass for the breaker. Called about once a second."""
