@@ -2,7 +2,6 @@
 tell whether it did; accept lengths do.
 """
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from tests.engine.harness.cases import (
     SQUEEZED,
 )
 from tests.engine.harness.comparing import accept_ratio, assert_same_answers
-from tests.engine.harness.laboratory import ROOT, CaseError, Laboratory, engine_environment
+from tests.engine.harness.laboratory import CaseError, Laboratory, finished
 from tests.engine.harness.scenario import (
     CHAIN_V1,
     CHAIN_V2,
@@ -114,15 +113,7 @@ def test_the_draft_kv_is_that_of_a_sync_at_each_step(sabotage: str | None, model
     """Compared position by position, by the module that does so on a GPU, too."""
     command = [sys.executable, "-m", "tests.engine.harness.draft_kv", str(models)]
     command += ["--sabotage", sabotage] if sabotage else []
-    answer = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=engine_environment(),
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=600,
-    )
+    answer = finished(command, timeout_s=600)
     assert "888 positions, " in answer.stdout, answer.stderr[-2000:]
     assert answer.returncode == (1 if sabotage else 0), answer.stdout
 

@@ -1,11 +1,10 @@
 """The metadata that FlashAttention's graphs read, by one kernel instead of many: the same."""
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.engine.harness.laboratory import ROOT, engine_environment
+from tests.engine.harness.laboratory import finished
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
@@ -13,14 +12,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 def test_the_fused_metadata_are_stocks() -> None:
     """In a process of its own, since it needs the doubles of the CUDA kernels."""
     command = [sys.executable, "-m", "tests.engine.harness.metadata"]
-    answer = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=engine_environment(),
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=240,
-    )
+    answer = finished(command, timeout_s=240)
     assert answer.returncode == 0, answer.stderr[-2000:]
     assert answer.stdout.splitlines()[-1] == "4 comparisons"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.harness.laboratory import ROOT, engine_environment
+from tests.engine.harness.laboratory import engine_environment, finished
 from tests.engine.harness.scenario import PLAIN, TREE, Engine
 from tests.engine.harness.serving import start_engine
 
@@ -153,7 +153,7 @@ def test_an_engine_that_parses_no_flags_is_refused_as_well(models: Path, tmp_pat
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
     command = [sys.executable, str(script), str(models / "target")]
-    ran = _finish(command, {f"{PREFIX}DISABLE_BATCH_THRESHOLD": "4"})
+    ran = finished(command, PATIENCE_S, {f"{PREFIX}DISABLE_BATCH_THRESHOLD": "4"})
     assert ran.returncode == 2
     assert f"{DISABLE} cannot be used with no --speculative-algorithm" in ran.stderr
     assert "Traceback" not in ran.stderr
@@ -244,18 +244,6 @@ def _start_and_end(
 
 
 def _run(command: list[str]) -> str:
-    ran = _finish(command, {})
+    ran = finished(command, PATIENCE_S)
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout
-
-
-def _finish(command: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=engine_environment(environment),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )

@@ -6,7 +6,18 @@ import pytest
 
 from router.core.breaker import BreakerState
 from router.settings import Admission
-from tests.integration.rig import CHAT, DONE, STREAM, Call, Engine, Rig, event, running, until
+from tests.integration.rig import (
+    CHAT,
+    DONE,
+    STREAM,
+    Call,
+    Engine,
+    Rig,
+    Script,
+    event,
+    running,
+    until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -59,8 +70,13 @@ def state(rig: Rig, server: str = "spec") -> BreakerState:
     return rig.health[server].breaker.state
 
 
-def no_pause(rig: Rig) -> None:
+async def half_opened(rig: Rig, script: Script) -> None:
+    """Let `spec` fail until its breaker opens, wait for no time until its trial, then go on."""
     rig.health["spec"].breaker.open_s = 0.0
+    rig.spec.script = failing
+    await ask(rig, 2)
+    rig.spec.script = script
+    await until(lambda: state(rig) is BreakerState.HALF_OPEN)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +166,7 @@ async def test_one_request_tries_it_and_a_good_answer_closes_it(
 ) -> None:
     caplog.set_level(logging.INFO)
     async with running(admission=TWO) as rig:
-        no_pause(rig)
-        rig.spec.script = failing
-        await ask(rig, 2)
-        rig.spec.script = streaming
-        await until(lambda: state(rig) is BreakerState.HALF_OPEN)
+        await half_opened(rig, streaming)
         assert await ask(rig, 2) == ["spec", "spec"]
         assert state(rig) is BreakerState.CLOSED
         assert rig.health["spec"].returned_at is not None
@@ -176,11 +188,7 @@ async def test_the_first_token_of_the_trial_closes_it_and_only_one_is_tried() ->
         await call.end()
 
     async with running(admission=TWO) as rig:
-        no_pause(rig)
-        rig.spec.script = failing
-        await ask(rig, 2)
-        rig.spec.script = slow
-        await until(lambda: state(rig) is BreakerState.HALF_OPEN)
+        await half_opened(rig, slow)
         reader, writer = await rig.post(CHAT, STREAM)
         await until(lambda: len(rig.spec.calls) == 3)
         assert await ask(rig, 1) == ["base"]
@@ -206,11 +214,7 @@ async def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
         await call.gone()
 
     async with running(admission=TWO) as rig:
-        no_pause(rig)
-        rig.spec.script = failing
-        await ask(rig, 2)
-        rig.spec.script = silent
-        await until(lambda: state(rig) is BreakerState.HALF_OPEN)
+        await half_opened(rig, silent)
         _, writer = await rig.post(CHAT, STREAM)
         await until(lambda: len(rig.spec.calls) == 3)
         writer.transport.abort()

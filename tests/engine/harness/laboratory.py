@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,21 @@ def engine_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
         "HF_HUB_OFFLINE": "1",
         **(extra or {}),
     }
+
+
+def finished(
+    command: Sequence[str], timeout_s: float, more: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command in the engine's environment, and `more` of it, to its end."""
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=engine_environment(more),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 class CaseError(Exception):
